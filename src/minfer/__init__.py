@@ -1,0 +1,1 @@
+"""minfer: run GGUF language models."""
