@@ -49,7 +49,7 @@ def _five_bits(blocks: Blocks) -> U8:
 
 
 def _pack_nibbles(codes: U8) -> U8:
-    packed: U8 = (codes[:, :16] & 0x0F) | (codes[:, 16:] << 4)
+    packed: U8 = np.bitwise_or(codes[:, :16] & 0x0F, codes[:, 16:] << 4, dtype=np.uint8)
     return packed
 
 
