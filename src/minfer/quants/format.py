@@ -116,11 +116,11 @@ class Format:
 
 
 def to_f16(values: F32, name: str, what: str) -> NDArray[np.float16]:
-    """float32 to float16, round half to even; RequestError where a finite value would become Inf."""
+    """float32 to float16, round half to even; RequestError where the result is not finite."""
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
-    lost = np.isinf(half) & np.isfinite(values)
+    lost = ~np.isfinite(half)
     if lost.any():
-        worst = float(values[lost].flat[0])
-        raise RequestError(f"{name}: a {what} of {worst:g} is beyond the range of f16, expected at most 65504")
+        first = float(values[lost].flat[0])
+        raise RequestError(f"{name}: a {what} of {first:g} is beyond the range of f16, expected at most 65504")
     return half

@@ -103,7 +103,7 @@ def _unpack_f16(raw: U8) -> F32:
 def _pack_q8_0(values: F32) -> U8:
     if not np.isfinite(values).all():
         raise NumericsError("KV q8_0: a row holds NaN or Inf, which a block of 8-bit codes cannot keep")
-    x = values.reshape(*values.shape[:-1], -1, 32)
+    x = values.reshape(*values.shape[:-1], values.shape[-1] // 32, 32)
     d = np.abs(x).max(axis=-1) / np.float32(127)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / d
@@ -118,7 +118,7 @@ def _unpack_q8_0(raw: U8) -> F32:
     blocks = raw.view(_Q8_0)
     with np.errstate(invalid="ignore"):
         x: F32 = blocks["d"].astype(np.float32)[..., None] * blocks["qs"]
-    return x.reshape(*raw.shape[:-1], -1)
+    return x.reshape(*raw.shape[:-1], blocks.shape[-1] * 32)
 
 
 KV_FORMATS: Mapping[str, KvFormat] = {

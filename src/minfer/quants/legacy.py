@@ -27,6 +27,8 @@ from minfer.quants.format import F32, U8, Blocks, Format, to_f16
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    F16 = NDArray[np.float16]
+
 
 def _inverse(scale: F32) -> F32:
     """1 / scale, or 0 where that is not finite."""
@@ -58,7 +60,7 @@ def _pack_fifth_bits(codes: U8) -> U8:
     return bits
 
 
-def _scale(codes: NDArray[np.integer[Any]], d: NDArray[np.float16], out: F32) -> None:
+def _scale(codes: NDArray[np.integer[Any]], d: F16, out: F32) -> None:
     np.multiply(codes, d.astype(np.float32)[:, None], out=out, dtype=np.float32)
 
 
@@ -84,49 +86,43 @@ def _decode_q8_0(blocks: Blocks, out: F32) -> None:
     _scale(blocks["qs"], blocks["d"], out)
 
 
-def _symmetric_codes(values: F32, half: int) -> tuple[F32, U8]:
+def _symmetric_codes(values: F32, half: int, name: str) -> tuple[F16, U8]:
     """Scale [b] and codes 0..2*half-1 [b, 32]: the value of largest magnitude becomes code 0, so -half exactly."""
     widest = np.take_along_axis(values, np.abs(values).argmax(axis=-1, keepdims=True), axis=-1)
     d = widest / np.float32(-half)
+    stored = to_f16(d[:, 0], name, "block scale")
     codes = np.trunc(values * _inverse(d) + np.float32(half + 0.5))
-    return d[:, 0], codes.clip(0, 2 * half - 1).astype(np.uint8)
+    return stored, codes.clip(0, 2 * half - 1).astype(np.uint8)
 
 
-def _offset_codes(values: F32, top: int) -> tuple[F32, F32, U8]:
+def _offset_codes(values: F32, top: int, name: str) -> tuple[F16, F16, U8]:
     """Scale [b], minimum [b] and codes 0..top [b, 32]."""
     low = values.min(axis=-1, keepdims=True)
-    with np.errstate(over="ignore", invalid="ignore"):  # a range beyond float32 gives d = Inf, which to_f16 refuses
+    with np.errstate(over="ignore"):  # a range beyond float32 gives Inf, which to_f16 refuses
         d = (values.max(axis=-1, keepdims=True) - low) / np.float32(top)
-        codes = np.trunc((values - low) * _inverse(d) + np.float32(0.5))
-    return d[:, 0], low[:, 0], np.nan_to_num(codes).clip(0, top).astype(np.uint8)
+    stored, minimum = to_f16(d[:, 0], name, "block scale"), to_f16(low[:, 0], name, "block minimum")
+    codes = np.trunc((values - low) * _inverse(d) + np.float32(0.5))
+    return stored, minimum, codes.clip(0, top).astype(np.uint8)
 
 
 def _encode_q4_0(values: F32, blocks: Blocks) -> None:
-    d, codes = _symmetric_codes(values, 8)
-    blocks["d"] = to_f16(d, "Q4_0", "block scale")
+    blocks["d"], codes = _symmetric_codes(values, 8, "Q4_0")
     blocks["qs"] = _pack_nibbles(codes)
 
 
 def _encode_q4_1(values: F32, blocks: Blocks) -> None:
-    d, m, codes = _offset_codes(values, 15)
-    blocks["d"] = to_f16(d, "Q4_1", "block scale")
-    blocks["m"] = to_f16(m, "Q4_1", "block minimum")
+    blocks["d"], blocks["m"], codes = _offset_codes(values, 15, "Q4_1")
     blocks["qs"] = _pack_nibbles(codes)
 
 
 def _encode_q5_0(values: F32, blocks: Blocks) -> None:
-    d, codes = _symmetric_codes(values, 16)
-    blocks["d"] = to_f16(d, "Q5_0", "block scale")
-    blocks["qh"] = _pack_fifth_bits(codes)
-    blocks["qs"] = _pack_nibbles(codes)
+    blocks["d"], codes = _symmetric_codes(values, 16, "Q5_0")
+    blocks["qh"], blocks["qs"] = _pack_fifth_bits(codes), _pack_nibbles(codes)
 
 
 def _encode_q5_1(values: F32, blocks: Blocks) -> None:
-    d, m, codes = _offset_codes(values, 31)
-    blocks["d"] = to_f16(d, "Q5_1", "block scale")
-    blocks["m"] = to_f16(m, "Q5_1", "block minimum")
-    blocks["qh"] = _pack_fifth_bits(codes)
-    blocks["qs"] = _pack_nibbles(codes)
+    blocks["d"], blocks["m"], codes = _offset_codes(values, 31, "Q5_1")
+    blocks["qh"], blocks["qs"] = _pack_fifth_bits(codes), _pack_nibbles(codes)
 
 
 def _encode_q8_0(values: F32, blocks: Blocks) -> None:

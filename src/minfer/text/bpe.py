@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -11,11 +12,10 @@ from tokenizers import models, pre_tokenizers
 from minfer.errors import ModelFileError, UnsupportedError
 from minfer.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from minfer.text.tokenizer import Tokenizer
-from minfer.text.vocab import PREFIX, Metadata, Vocabulary, get_string, get_strings
+from minfer.text.vocab import PREFIX, Metadata, MissingPreTokenizerWarning, Vocabulary, get_string, get_strings
 
-
-class MissingPreTokenizerWarning(UserWarning):
-    """The file does not say how to cut text into words; the named default was assumed and may be wrong."""
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def _byte_alphabet() -> Mapping[str, int]:
@@ -26,6 +26,7 @@ def _byte_alphabet() -> Mapping[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_SURROGATE = re.compile("[\udc80-\udcff]")
 
 
 class BpeTokenizer(Tokenizer):
@@ -55,7 +56,8 @@ def _find_pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     name = get_string(metadata, key)
     if name is None:
         warnings.warn(
-            f"{key} is missing: 'default' is assumed, and text may be cut into the wrong tokens; convert the model again",
+            f"{key} is missing: 'default' is assumed, and text may be cut into the wrong tokens; "
+            "convert the model again",
             MissingPreTokenizerWarning,
             stacklevel=5,
         )
@@ -87,11 +89,11 @@ def _read_merges(metadata: Metadata, vocab: Vocabulary) -> list[tuple[str, str]]
 
 def _build_encoder(vocab: Vocabulary, merges: list[tuple[str, str]], pre: PreTokenizer) -> tokenizers.Tokenizer:
     ids = vocab.ids
-    if any("\udc80" <= char <= "\udcff" for char in "".join(vocab.texts)):
+    if _SURROGATE.search("".join(vocab.texts)):
         # Text cannot give a token that is not UTF-8, and the library takes none.
-        ids = {text: id for text, id in ids.items() if text.isascii() or text.encode("utf-8", "ignore").decode() == text}
+        ids = {text: id for text, id in ids.items() if not _SURROGATE.search(text)}
     encoder = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges))
     steps = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    encoder.pre_tokenizer = pre_tokenizers.Sequence([*steps, to_bytes])  # type: ignore[assignment]
+    encoder.pre_tokenizer = pre_tokenizers.Sequence([*steps, to_bytes])
     return encoder

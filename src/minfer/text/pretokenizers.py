@@ -84,7 +84,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": _TEKKEN,
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),
     **dict.fromkeys(
-        ("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "gigachat", "a.x-4.0", "mellum", "trillion", "granite-docling"), _GPT_2
+        ("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "gigachat", "a.x-4.0", "mellum", "trillion", "granite-docling"),
+        _GPT_2,
     ),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_APART
@@ -94,6 +95,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3_PLAIN),
     **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "grok-2", "solar-open", "kormo", "f2llmv2"), _QWEN2
+        ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "grok-2", "solar-open", "kormo", "f2llmv2"),
+        _QWEN2,
     ),
 }

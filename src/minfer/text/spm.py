@@ -100,7 +100,9 @@ class SpmTokenizer(Tokenizer):
             return [self._byte_ids[byte] for byte in char.encode("utf-8")]
         except KeyError:
             if self._vocab.unk_id is None:
-                raise RequestError(f"the vocabulary has no token for {char!r}, no byte tokens and no unknown token") from None
+                raise RequestError(
+                    f"the vocabulary has no token for {char!r}, and neither byte tokens nor an unknown token"
+                ) from None
             return [self._vocab.unk_id]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+from typing import TYPE_CHECKING
 
-from minfer.text.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from minfer.text.tokenizer import Tokenizer
 
 
 class StreamDecoder:
@@ -19,7 +21,7 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:
-        """The text that became whole with this token, often "". Raises RequestError for an id outside the vocabulary."""
+        """The text that became whole with this token, or "". Raises RequestError for an id outside the vocabulary."""
         return self._decoder.decode(self._tokenizer.token_bytes(id, special=self._special))
 
     def finish(self) -> str:

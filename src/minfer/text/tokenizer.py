@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minfer.errors import ModelFileError, RequestError, UnsupportedError
 from minfer.text.vocab import PREFIX, Metadata, TokenType, Vocabulary, get_string
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile(rb"<0x([0-9A-Fa-f]{2})>")

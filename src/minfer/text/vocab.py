@@ -1,6 +1,6 @@
 """The vocabulary of a GGUF file: `tokenizer.ggml.*` read strictly, before any tokenizer sees it.
 
-Key names and token types are those of the GGUF specification (ggml `docs/gguf.md`) and of llama.cpp's `llama-vocab.cpp`.
+Key names and token types are those of the GGUF specification (ggml `docs/gguf.md`) and llama.cpp's `llama-vocab.cpp`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minfer.errors import ModelFileError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 Metadata = Mapping[str, Any]
 PREFIX = "tokenizer.ggml."
+
+
+class MissingPreTokenizerWarning(UserWarning):
+    """The file does not say how to cut text into words; the named default was assumed and may be wrong."""
 
 
 class TokenType(enum.IntEnum):
@@ -50,7 +56,7 @@ _TURN_ENDS = (
     "<|repo_name|>",
     "<|file_sep|>",
 )
-# These also occur as ordinary text (`</s>` is HTML's strike-through, and a piece of Gemma's and Qwen's vocabularies), so
+# These also occur as ordinary text (`</s>` is HTML's strike-through, and a piece of Gemma's and Qwen's vocabularies):
 # they count only where the file types them as control tokens.
 _TURN_ENDS_IF_CONTROL = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<reponame>", "<fim_pad>", "<fim-pad>")
 
@@ -166,8 +172,8 @@ class Vocabulary:
     ) -> Vocabulary:
         """Read and check the vocabulary; `default_ids` are bos, eos, unk where the file does not say.
 
-        Raises ModelFileError, naming the key, for a wrong element type, arrays whose lengths disagree, ids out of range,
-        unknown token types, NaN scores, duplicate tokens, and more tokens than the embedding has rows.
+        Raises ModelFileError, naming the key, for a wrong element type, arrays whose lengths disagree, ids out of
+        range, unknown token types, NaN scores, duplicate tokens, and more tokens than the embedding has rows.
         """
         tokens = get_strings(metadata, PREFIX + "tokens")
         n = len(tokens)
