@@ -76,6 +76,10 @@ class Backend(ABC):
         """Make the weights that this device's nodes name reachable; called once, before `compile`."""
 
     @abstractmethod
+    def weight_bytes(self, weight: Weight) -> int:
+        """Bytes of device memory that `weight` takes beyond the mapped file."""
+
+    @abstractmethod
     def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
         """Reserve the KV rows of a layer."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
-from minfer.errors import DeviceMemoryError, RequestError
+from minfer.errors import DeviceMemoryError, NumericsError, RequestError
 from minfer.graph import ir
 from minfer.quants import FORMATS, KV_FORMATS
 
@@ -203,6 +203,9 @@ class ReferenceBackend(Backend):
     def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
         self._tensors = tensors
 
+    def weight_bytes(self, weight: Weight) -> int:
+        return 4 * math.prod(weight.shape)
+
     def weight(self, weight: Weight) -> F32:
         """A weight as f32, `shape` reversed."""
         found = self._dense.get(weight.name)
@@ -260,11 +263,14 @@ class ReferenceProgram:
             raw: Bytes = buffers(index)[: node.nbytes]
             return raw.view(dtype).reshape(node.shape[::-1])
 
-        self._steps = [(node.op, [view(i) for i in node.inputs], view(node.index)) for node in split.nodes]
+        self._steps = [(node.name, node.op, [view(i) for i in node.inputs], view(node.index)) for node in split.nodes]
 
     def run(self) -> None:
-        for op, inputs, output in self._steps:
-            value = _OPS[type(op)](self._backend, op, *inputs)
+        for name, op, inputs, output in self._steps:
+            try:
+                value = _OPS[type(op)](self._backend, op, *inputs)
+            except NumericsError as error:
+                raise NumericsError(f"{name}: {error}") from None
             if output is not None:
                 output[...] = value
 

@@ -35,7 +35,12 @@ class Plan:
     def pool_bytes(self) -> int:
         return sum({slot.buffer: slot.nbytes for slot in self.slots.values()}.values())
 
-    def to_json(self, weight_bytes: Callable[[Weight], int] | None = None) -> dict[str, Any]:
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that the plan reads, each once."""
+        return sum(map(weight_bytes, {weight for node in self.graph for weight in node.weights}))
+
+    def to_json(self) -> dict[str, Any]:
         """Plain data for `minfer plan --json`, golden files and the view; equal plans give equal data."""
         params = describe(self.params)
         params["unfused"] = sorted(self.params.unfused)
@@ -55,7 +60,7 @@ class Plan:
                     "device": node.device,
                     "buffer": numbers[slot.buffer] if slot else None,
                     "bytes": node.nbytes,
-                    "weight_bytes": sum(map(weight_bytes, node.weights)) if weight_bytes else None,
+                    "weight_bytes": sum(map(weight_bytes, node.weights)),
                 }
             )
         sizes = {numbers[s.buffer]: {"device": s.device, "bytes": s.nbytes} for s in self.slots.values()}
@@ -71,7 +76,7 @@ class Plan:
             "fused": dict(self.fused),
         }
 
-    def table(self, weight_bytes: Callable[[Weight], int] | None = None) -> str:
+    def table(self) -> str:
         """The plan as a text table, a line a node."""
         numbers = self._numbers()
         rows = [("", "node", "op", "reads", "shape", "device", "buf", "bytes", "weights")]
@@ -88,7 +93,7 @@ class Plan:
                     node.device,
                     str(numbers[slot.buffer]) if slot else "",
                     f"{node.nbytes:,}",
-                    f"{sum(map(weight_bytes, node.weights)):,} {read}" if weight_bytes and read else read,
+                    f"{sum(map(weight_bytes, node.weights)):,}  {read}" if read else "",
                 )
             )
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
@@ -101,7 +106,7 @@ class Plan:
             "",
             f"{p.n_tokens} tokens, {p.n_outputs} outputs, window layout {p.window}, KV {p.kv_format}",
             f"{len(self.splits)} splits, {sum(len(s.nodes) for s in self.splits)} nodes; fused: {fused}",
-            f"{len(set(numbers.values()))} buffers, {self.pool_bytes:,} bytes",
+            f"{len(set(numbers.values()))} buffers, {self.pool_bytes:,} bytes; weights {self.weight_bytes:,} bytes",
         ]
         return "\n".join(lines)
 
@@ -118,6 +123,14 @@ class Plan:
         return order
 
 
+def weight_bytes(weight: Weight) -> int:
+    """Bytes of a weight as it lies in the file."""
+    rows = 1
+    for extent in weight.shape[1:]:
+        rows *= extent
+    return rows * FORMATS[weight.type].row_bytes(weight.shape[0])
+
+
 def make_plan(
     build: Callable[[GraphParams], Graph],
     params: GraphParams,
@@ -129,13 +142,3 @@ def make_plan(
     splits = splits_of(graph)
     return Plan(graph, splits, allocator.place(graph, splits), fired)
 
-
-def same_shape(plan: Plan) -> dict[str, Any]:
-    """The part of a plan that golden files hold: ops, names, types and splits, without buffer numbers and sizes."""
-    return {
-        "nodes": [f"{n.name} {n.kind} {n.device} <- {','.join(map(str, n.inputs))}" for n in plan.graph],
-        "fused": dict(plan.fused),
-        "params": {
-            f.name: getattr(plan.params, f.name) for f in dataclasses.fields(plan.params) if f.name != "placement"
-        },
-    }
