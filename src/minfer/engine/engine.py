@@ -99,12 +99,14 @@ class Engine:
         if not tokens:
             raise RequestError("nothing to run: the prompt has no tokens")
         self.cells.require(len(tokens))
+        logits = np.zeros((0, 0), np.float32)
         for start in range(0, len(tokens), N_BATCH):
             batch = list(tokens[start : start + N_BATCH])
             last = start + len(batch) == len(tokens)
             logits = self.forward(batch, self.cells.rows(len(batch)), n_outputs=1 if last else 0)
             self.cells.commit(batch)
-        return logits[0]
+        last_row: F32 = logits[0]
+        return last_row
 
     def forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> F32:
         """One pass: logits `(n_outputs, n_vocab)` of the last `n_outputs` tokens. The KV rows given are written.
@@ -115,7 +117,7 @@ class Engine:
         compiled = self._run(self.params(len(tokens), n_outputs, window=rows.layout), tokens, rows)
         if not n_outputs:
             return np.zeros((0, self.arch.n_vocab), np.float32)
-        logits = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]])
+        logits: F32 = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]])
         if not np.isfinite(logits).all():
             self._name_bad_node(tokens, rows, n_outputs)
         return logits

@@ -295,9 +295,7 @@ class Session:
             self.messages.append({"role": "assistant", "content": generation.text})
 
         prompt = self.model._render(self.messages, None, variables)
-        return self.model._start(
-            prompt, n_predict=n_predict, sampling=sampling, stop=stop, reuse=True, on_end=keep
-        )
+        return self.model._start(prompt, n_predict=n_predict, sampling=sampling, stop=stop, reuse=True, on_end=keep)
 
 
 def _limit_threads(threads: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from minfer.graph.allocate import Allocator, Slot, Split, splits_of
 from minfer.graph.assign import Device, assign
 from minfer.graph.fuse import fuse
 from minfer.graph.ir import Graph, GraphParams, Node, Weight, describe
+from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -141,4 +141,3 @@ def make_plan(
     graph, fired = fuse(assign(build(params), devices), devices)
     splits = splits_of(graph)
     return Plan(graph, splits, allocator.place(graph, splits), fired)
-

@@ -67,4 +67,5 @@ class CellStore:
 
     def common_prefix(self, tokens: list[int]) -> int:
         """How many leading tokens are already there."""
-        return next((i for i, (a, b) in enumerate(zip(self.tokens, tokens, strict=False)) if a != b), min(len(self), len(tokens)))
+        shared = min(len(self), len(tokens))
+        return next((i for i in range(shared) if self.tokens[i] != tokens[i]), shared)
