@@ -18,7 +18,7 @@ import contextvars
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set, ValuesView
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,9 +43,6 @@ MAX_DEPTH = 100  # nesting of input and of values: deeper breaks Python's own re
 MAX_BITS = 4096  # size of an integer
 MAX_COUNT = 10_000  # a width, a batch size, a number of digits
 
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_CONTAINERS = (list, tuple, set, frozenset, *_VIEWS)
-
 
 class LimitError(SecurityError):
     """A template went over one of its limits."""
@@ -65,7 +62,7 @@ def weigh(value: object, limit: int) -> tuple[int, int, int]:
                 units += 2 * ELEMENT * len(item)
                 inner.extend(item.keys())
                 inner.extend(item.values())
-            elif isinstance(item, _CONTAINERS):
+            elif isinstance(item, list | tuple | Set | ValuesView):
                 elements += len(item)
                 units += ELEMENT * len(item)
                 inner.extend(item)
@@ -157,93 +154,17 @@ def _join(separator: str, items: Iterable[Any]) -> list[Any]:
 
 
 # The methods that text offers. Those that pad (center, ljust, zfill, expandtabs) or build tables are left out.
-_TEXT_METHODS = [
-    "capitalize",
-    "casefold",
-    "count",
-    "endswith",
-    "find",
-    "format",
-    "index",
-    "isalnum",
-    "isalpha",
-    "isascii",
-    "isdecimal",
-    "isdigit",
-    "isidentifier",
-    "islower",
-    "isnumeric",
-    "isspace",
-    "istitle",
-    "isupper",
-    "join",
-    "lower",
-    "lstrip",
-    "partition",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "rfind",
-    "rindex",
-    "rpartition",
-    "rsplit",
-    "rstrip",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "swapcase",
-    "title",
-    "upper",
-]
-_FILTERS = [
-    "abs",
-    "attr",
-    "batch",
-    "capitalize",
-    "count",
-    "d",
-    "default",
-    "dictsort",
-    "e",
-    "escape",
-    "first",
-    "float",
-    "forceescape",
-    "format",
-    "groupby",
-    "indent",
-    "int",
-    "items",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "map",
-    "max",
-    "min",
-    "random",
-    "reject",
-    "rejectattr",
-    "replace",
-    "reverse",
-    "round",
-    "safe",
-    "select",
-    "selectattr",
-    "slice",
-    "sort",
-    "string",
-    "sum",
-    "title",
-    "trim",
-    "truncate",
-    "unique",
-    "upper",
-    "urlencode",
-    "wordcount",
-]
+_METHOD_NAMES = """
+    capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier islower
+    isnumeric isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex
+    rpartition rsplit rstrip split splitlines startswith strip swapcase title upper
+"""
+_TEXT_METHODS = frozenset(_METHOD_NAMES.split())
+_FILTERS = """
+    abs attr batch capitalize count d default dictsort e escape first float forceescape format groupby indent int items
+    join last length list lower map max min random reject rejectattr replace reverse round safe select selectattr slice
+    sort string sum title trim truncate unique upper urlencode wordcount
+"""
 
 
 def _check_filter(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -397,7 +318,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             optimized=False,  # no constant folding: it would run outside the hooks
             finalize=self.take_output,
         )
-        self.filters = {name: _guard_filter(name, self.filters[name]) for name in _FILTERS}
+        self.filters = {name: _guard_filter(name, self.filters[name]) for name in _FILTERS.split()}
         self.filters["tojson"] = _tojson
         self.globals = {
             "range": _range,
