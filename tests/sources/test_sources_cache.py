@@ -12,8 +12,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import model_bytes
 
+from conftest import model_bytes
 from minfer import sources
 from minfer.errors import SourceError
 from minfer.sources import cache
@@ -90,19 +90,7 @@ def test_unknown_name_says_what_there_is(cache_folder):
 
 @pytest.mark.parametrize(
     "spec",
-    [
-        "hf:repo",
-        "hf:",
-        "hf:a/b/c",
-        "hf:../b",
-        "hf:a/b:../../x.gguf",
-        "hf:a/b:",
-        "ollama:",
-        "ollama:a:b:c",
-        "ollama:../x",
-    ]
-    + ["ollama:-x", "pypi:", "pypi:-r/etc/passwd", "pypi:./here", "pypi:a @ file:///x", "pypi:a==1;x", "pypi:a>=1"]
-    + ["pypi:http://x/y.whl", "pypi:a:b/c", "ollama:a\n:b"],
+    ["hf:repo", "hf:", "hf:a/b/c", "hf:../b", "hf:a/b:../../x.gguf", "hf:a/b:", "ollama:", "ollama:a:b:c", "ollama:../x", "ollama:-x", "pypi:", "pypi:-r/etc/passwd", "pypi:./here", "pypi:a @ file:///x", "pypi:a==1;x", "pypi:a>=1", "pypi:http://x/y.whl", "pypi:a:b/c", "ollama:a\n:b"],
 )
 def test_malformed_source_is_refused_before_anything_is_done(spec, cache_folder):
     with pytest.raises(SourceError, match="is not understood; expected"):
@@ -185,8 +173,7 @@ def test_damage_is_found_and_pull_heals(damage, server):
 
 @pytest.mark.parametrize(
     "record",
-    [b"", b"{", b"[]", b"\xff", b'{"source": "x", "files": [], "aliases": []}', b'{"source": "x", "files": 3}']
-    + [b'{"source": "x", "aliases": [], "files": [{"name": "../../../etc/passwd", "size": 1, "sha256": ""}]}'],
+    [b"", b"{", b"[]", b"\xff", b'{"source": "x", "files": [], "aliases": []}', b'{"source": "x", "files": 3}', b'{"source": "x", "aliases": [], "files": [{"name": "../../../etc/passwd", "size": 1, "sha256": ""}]}'],
 )
 def test_hostile_record_is_a_problem_not_a_crash(record, cache_folder):
     entry = store()

