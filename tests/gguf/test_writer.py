@@ -224,7 +224,10 @@ def test_a_model_that_is_open_can_be_replaced(tmp_path):
     write_model(path, {}, [Tensor.of("w", rows(1))])
     with open_model(path) as m:
         write_model(path, {}, [Tensor("w", m.tensors["w"].format, m.tensors["w"].shape, m.data("w"))])
-        np.testing.assert_array_equal(m.data("w").view("<f4"), rows(1))
+        write_model(path, {}, [Tensor.of("w", rows(2))])
+        np.testing.assert_array_equal(m.data("w").view("<f4"), rows(1))  # still the file that was opened
+    with open_model(path) as m:
+        np.testing.assert_array_equal(m.data("w").view("<f4"), rows(2))
 
 
 W = Tensor.of("w", np.zeros((1, 4), np.float32))
