@@ -1,7 +1,7 @@
 """Pack the tokenizer of GGUF files for the tests: `python tests/tools/pack_vocabs.py FILE... -o tests/data/vocabs`.
 
-A vocabulary file of several megabytes becomes a few hundred kilobytes: a merge is stored as the token it makes and where
-that token is cut. `tests/text/vocabs.py` reads the result.
+A vocabulary file of several megabytes becomes a few hundred kilobytes: a merge is stored as the token it makes and
+where that token is cut. `tests/text/vocab_data.py` reads the result.
 """
 
 from __future__ import annotations
