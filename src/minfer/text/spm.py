@@ -33,7 +33,7 @@ class SpmTokenizer(Tokenizer):
         self._unk_id = vocab.unk_id
         if self._unk_id is None and vocab.types[0] in reserved:  # SentencePiece's place for it
             self._unk_id = 0
-        self._scores: list[float] = vocab.scores.tolist()
+        self._costs: list[float] = (-vocab.scores).tolist()
         # Text never merges into a control, unknown or byte token: a user who types "<s>" does not make a BOS.
         self._pieces = dict(vocab.ids)
         for id in np.flatnonzero(np.isin(vocab.types, reserved)).tolist():
@@ -62,38 +62,30 @@ class SpmTokenizer(Tokenizer):
         return ids
 
     def _merge(self, text: str) -> list[int]:
-        """Merge one word. `symbols[i]` is the symbol that starts at character i, "" once its left neighbour took it."""
-        pieces, scores, n = self._pieces, self._scores, len(text)
-        symbols = list(text)
-        after, before = list(range(1, n + 1)), list(range(-1, n - 1))
-        heap = []
-        for i in range(n - 1):
-            id = pieces.get(text[i : i + 2])
-            if id is not None:
-                heap.append((-scores[id], i, 2))
+        """Merge one word. A symbol is its start; `ends[start]` is where it ends, 0 once its left neighbour took it."""
+        get, costs, n = self._pieces.get, self._costs, len(text)
+        ends, before = list(range(1, n + 1)), list(range(-1, n - 1))
+        heap = [(costs[id], i, i + 2) for i in range(n - 1) if (id := get(text[i : i + 2])) is not None]
         heapify(heap)
         while heap:
-            _, left, size = heappop(heap)
-            right = after[left]
-            if not symbols[left] or right == n or len(symbols[left]) + len(symbols[right]) != size:
+            _, left, end = heappop(heap)
+            right = ends[left]
+            if not 0 < right < n or ends[right] != end:
                 continue  # one of the two has merged with another since
-            symbols[left] += symbols[right]
-            symbols[right] = ""
-            after[left] = right = after[right]
-            if right < n:
-                before[right] = left
-                pair = symbols[left] + symbols[right]
-                if (id := pieces.get(pair)) is not None:
-                    heappush(heap, (-scores[id], left, len(pair)))
-            if (outer := before[left]) >= 0:
-                pair = symbols[outer] + symbols[left]
-                if (id := pieces.get(pair)) is not None:
-                    heappush(heap, (-scores[id], outer, len(pair)))
+            ends[left], ends[right] = end, 0
+            if end < n:
+                before[end] = left
+                if (id := get(text[left : ends[end]])) is not None:
+                    heappush(heap, (costs[id], left, ends[end]))
+            if (outer := before[left]) >= 0 and (id := get(text[outer:end])) is not None:
+                heappush(heap, (costs[id], outer, end))
         ids: list[int] = []
-        for symbol in symbols:
-            if symbol:
-                id = pieces.get(symbol)
-                ids += self._fall_back(symbol) if id is None else (id,)
+        start = 0
+        while start < n:
+            symbol = text[start : ends[start]]
+            id = get(symbol)
+            ids += self._fall_back(symbol) if id is None else (id,)
+            start = ends[start]
         return ids
 
     def _fall_back(self, char: str) -> list[int]:
