@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import gguf
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
