@@ -33,3 +33,11 @@ class NumericsError(MinferError):
 
 class RequestError(MinferError, ValueError):
     """An argument of the caller is outside what the call accepts."""
+
+
+class GraphError(MinferError):
+    """A graph breaks a rule of its ops: an arity, a shape or a type. Names the node."""
+
+
+class DeviceMemoryError(MinferError):
+    """A device has less memory than the request needs; the text has both numbers."""

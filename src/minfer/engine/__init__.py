@@ -1,0 +1,1 @@
+"""Loading, forward passes, sampling and generation."""

@@ -1,0 +1,227 @@
+"""The engine: a model on its devices, its KV cache, and forward passes over a plan's splits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minfer.backends import DEVICES, open_backend
+from minfer.errors import DeviceMemoryError, NumericsError, RequestError, UnsupportedError
+from minfer.graph import GraphParams, Placement
+from minfer.graph.allocate import Allocator
+from minfer.graph.assign import assign
+from minfer.graph.cache import GraphCache
+from minfer.graph.ir import Input
+from minfer.graph.plan import make_plan
+from minfer.kv import CellStore
+from minfer.quants import kv_format as parse_kv_format
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from minfer.backends.base import Backend, Program
+    from minfer.gguf import ModelFile
+    from minfer.graph import Node, Plan, Weight
+    from minfer.graph.allocate import Split
+    from minfer.graph.cache import Compiled
+    from minfer.kv import Rows
+    from minfer.models import Transformer
+
+F32 = npt.NDArray[np.float32]
+
+#: Tokens of a prompt that go through the graph at a time.
+N_BATCH = 512
+
+
+class Engine:
+    """Weights, KV regions and compiled plans of one model. Closing frees all of it at once.
+
+    Raises `UnsupportedError` where the device named cannot run the model, and `DeviceMemoryError` where the model, its
+    KV cache and a batch do not fit.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        arch: Transformer,
+        placement: Placement,
+        *,
+        n_ctx: int,
+        kv_format: str = "f32",
+        unfused: frozenset[str] = frozenset(),
+    ) -> None:
+        rows = parse_kv_format(kv_format)
+        self.file = file
+        self.arch = arch
+        self.kv_format = kv_format
+        self.placement = placement
+        self.unfused = unfused
+        self.cells = CellStore(n_ctx)
+        self.backends: dict[str, Backend] = {d: open_backend(d, kv_format) for d in placement.devices}
+        self.allocator = Allocator(self.backends)
+        self.cache: GraphCache[Program] = GraphCache(arch.build, self.backends, self.allocator, self._compile)
+        plan = self.plan(min(N_BATCH, n_ctx))
+        for name, backend in self.backends.items():
+            weights = {weight for node in plan.graph for weight in node.weights if node.device == name}
+            self._check_memory(plan, name, weights)
+            backend.load_weights(file, sorted(weights, key=lambda weight: weight.name))
+        for layer, name in enumerate(placement.layers):
+            self.backends[name].add_kv_region(layer, n_ctx, self.n_kv_values, rows)
+
+    @property
+    def n_ctx(self) -> int:
+        return self.cells.n_cells
+
+    @property
+    def n_kv_values(self) -> int:
+        """Numbers in one K or V row of a layer."""
+        return self.arch.n_kv_head * self.arch.head_dim
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all KV regions."""
+        return 2 * self.arch.n_layer * self.n_ctx * parse_kv_format(self.kv_format).row_bytes(self.n_kv_values)
+
+    def params(self, n_tokens: int, n_outputs: int = 1, *, window: int = 0, trace: bool = False) -> GraphParams:
+        return GraphParams(n_tokens, n_outputs, self.placement, self.kv_format, window, self.unfused, trace)
+
+    def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
+        """The plan of a step, made for looking at: no memory is taken."""
+        return make_plan(self.arch.build, self.params(n_tokens, n_outputs), self.backends, Allocator(self.backends))
+
+    def prefill(self, tokens: Sequence[int]) -> F32:
+        """Run `tokens` after those in the cache, in batches; the logits (n_vocab) after the last one.
+
+        Raises `ContextOverflowError` before anything runs if they do not fit.
+        """
+        if not tokens:
+            raise RequestError("nothing to run: the prompt has no tokens")
+        self.cells.require(len(tokens))
+        logits = np.zeros((0, 0), np.float32)
+        for start in range(0, len(tokens), N_BATCH):
+            batch = list(tokens[start : start + N_BATCH])
+            last = start + len(batch) == len(tokens)
+            logits = self.forward(batch, self.cells.rows(len(batch)), n_outputs=1 if last else 0)
+            self.cells.commit(batch)
+        last_row: F32 = logits[0]
+        return last_row
+
+    def forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> F32:
+        """One pass: logits `(n_outputs, n_vocab)` of the last `n_outputs` tokens. The KV rows given are written.
+
+        Raises `NumericsError` naming the first node with NaN or Inf if the logits have any.
+        """
+        self._check_tokens(tokens)
+        compiled = self._run(self.params(len(tokens), n_outputs, window=rows.layout), tokens, rows)
+        if not n_outputs:
+            return np.zeros((0, self.arch.n_vocab), np.float32)
+        logits: F32 = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]])
+        if not np.isfinite(logits).all():
+            self._name_bad_node(tokens, rows, n_outputs)
+        return logits
+
+    def trace(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> Iterator[tuple[Node, npt.NDArray[Any]]]:
+        """Run with every value kept and give each node's, in build order. KV rows are written, not given."""
+        params = self.params(len(tokens), n_outputs, window=rows.layout, trace=True)
+        compiled = self._run(params, tokens, rows)
+        for node in compiled.plan.graph:
+            if node.dtype != "none" and not isinstance(node.op, Input):
+                yield node, self._value(compiled.plan, node)
+
+    def close(self) -> None:
+        self.allocator.close()
+        for backend in self.backends.values():
+            backend.close()
+        self.file.close()
+
+    # --- a pass --------------------------------------------------------------------------------------------------
+
+    def _run(self, params: GraphParams, tokens: Sequence[int], rows: Rows) -> Compiled[Program]:
+        compiled = self.cache.get(params)
+        plan = compiled.plan
+        n, m = params.n_tokens, params.n_outputs
+        inputs = {
+            "token_ids": np.asarray(tokens, np.int32),
+            "positions": rows.positions,
+            "cells": rows.cells,
+            "window": rows.window,
+            "tail_ids": np.arange(n - m, n, dtype=np.int32),
+        }
+        for (index, device), slot in plan.slots.items():
+            node = plan.graph.nodes[index]
+            if isinstance(node.op, Input):
+                self.backends[device].write(self.allocator.buffer(slot), inputs[node.op.kind])
+        for split, program in zip(plan.splits, compiled.programs, strict=True):
+            for index in split.receives:
+                node = plan.graph.nodes[index]
+                here = self.allocator.buffer(plan.slots[index, split.device])
+                self.backends[split.device].write(here, self._value(plan, node))
+            program.run()
+        return compiled
+
+    def _value(self, plan: Plan, node: Node) -> npt.NDArray[Any]:
+        """A copy of a node's value, numpy shape (the logical shape reversed)."""
+        raw = self.backends[node.device].read(self.allocator.buffer(plan.slot(node)), node.nbytes)
+        return raw.view(np.float32 if node.dtype == "f32" else np.int32).reshape(node.shape[::-1])
+
+    def _compile(self, plan: Plan, split: Split) -> Program:
+        device = split.device
+        return self.backends[device].compile(
+            plan, split, lambda index: self.allocator.buffer(plan.slots[index, device])
+        )
+
+    def _name_bad_node(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> None:
+        for node, value in self.trace(tokens, rows, n_outputs):
+            bad = np.argwhere(~np.isfinite(value))
+            if len(bad):
+                weights = ", ".join(w.name for w in node.weights) or "no weights"
+                raise NumericsError(
+                    f"{node.name} ({node.kind} on {node.device}, {weights}) gives {len(bad):,} NaN or Inf of "
+                    f"{value.size:,} values, the first at {bad[0][::-1].tolist()} (feature, token); every node before "
+                    "it is finite. The model file is damaged, or this is a bug: try another file or device"
+                )
+        raise NumericsError("the logits have NaN or Inf, but a traced run of the same step has none: please report it")
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < self.arch.n_vocab:
+                raise RequestError(f"token id {token} is not among the {self.arch.n_vocab:,} rows of the embedding")
+
+    def _check_memory(self, plan: Plan, name: str, weights: set[Weight]) -> None:
+        """Refuse what cannot fit on a device: its weights, KV regions and the buffers of a full batch."""
+        backend = self.backends[name]
+        known = backend.memory()
+        if known is None:
+            return  # unknown is not zero: nothing to compare with
+        held = sum(map(backend.weight_bytes, weights))
+        kv = self.kv_bytes * sum(device == name for device in self.placement.layers) // self.arch.n_layer
+        pools = sum({s.buffer: s.nbytes for s in plan.slots.values() if s.device == name}.values())
+        if held + kv + pools > known[0]:
+            raise DeviceMemoryError(
+                f"{name} has {known[0]:,} bytes free of {known[1]:,}; the model needs {held + kv + pools:,}: "
+                f"weights {held:,}, KV cache {kv:,} ({self.n_ctx:,} cells of {self.kv_format}), buffers "
+                f"{pools:,}. Ask for a smaller context (n_ctx), a smaller KV format, or a smaller model"
+            )
+
+
+def place(arch: Transformer, device: str, kv_format: str) -> Placement:
+    """Where `arch` runs. `auto` is the best device that supports the whole model; a device named runs it or refuses.
+
+    Raises `UnsupportedError` with each device's reason where none can.
+    """
+    reasons = []
+    for name in DEVICES if device == "auto" else (device,):
+        placement = Placement.whole(name, arch.n_layer)
+        backend = open_backend(name, kv_format)
+        try:
+            assign(arch.build(GraphParams(1, 1, placement, kv_format)), {name: backend})
+            return placement
+        except UnsupportedError as error:
+            if device != "auto":
+                raise
+            reasons.append(f"{name}: {error}")
+        finally:
+            backend.close()
+    raise UnsupportedError("no device here runs this model:\n  " + "\n  ".join(reasons))

@@ -1,0 +1,149 @@
+"""The generation loop: prefill, then sample and decode until something ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from minfer.engine.sampler import Sampler, Sampling, StopStrings
+from minfer.errors import RequestError
+from minfer.text import StreamDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from minfer.engine.engine import Engine
+    from minfer.engine.sampler import Token
+    from minfer.text import Tokenizer
+
+FinishReason = Literal["stop", "length", "context"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of the prompt, those of them found in the KV cache, and tokens generated."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds spent in the prompt and in generation, and tokens a second of each (0.0 where nothing ran)."""
+
+    prefill_seconds: float
+    decode_seconds: float
+    prefill_rate: float
+    decode_rate: float
+
+
+class Generation(Iterator[str]):
+    """Text as it is generated: an iterator of pieces, never half a character.
+
+    `finish_reason` is None until the end, then "stop" (end of turn or a stop string), "length" (`n_predict` reached) or
+    "context" (the context is full). `text` is what was given so far, `tokens` every sampled token with its
+    log-probability. Closing it early is fine; the next request on the same model closes it too.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        *,
+        n_predict: int | None,
+        sampling: Sampling,
+        stop: Sequence[str],
+        reuse: bool,
+        on_end: Callable[[Generation], None] | None = None,
+    ) -> None:
+        if n_predict is not None and n_predict < 0:
+            raise RequestError(f"n_predict is {n_predict}, expected None or a number of tokens from 0")
+        self.text = ""
+        self.tokens: list[Token] = []
+        self.finish_reason: FinishReason | None = None
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._prompt = list(prompt)
+        self._n_predict = n_predict
+        self._sampler = Sampler(sampling, engine.arch.n_vocab, suppressed=range(tokenizer.n_vocab, engine.arch.n_vocab))
+        self._stops = StopStrings(stop)
+        self._on_end = on_end
+        self._prefill_seconds = self._decode_seconds = 0.0
+        self._n_decoded = 0
+        kept = min(engine.cells.common_prefix(self._prompt), len(self._prompt) - 1) if reuse else 0
+        self._cached = max(kept, 0)
+        engine.cells.truncate(self._cached)
+        engine.cells.require(len(self._prompt) - self._cached)
+        self._pieces = self._run()
+
+    def __next__(self) -> str:
+        piece = next(self._pieces)
+        self.text += piece
+        return piece
+
+    def close(self) -> None:
+        """End here; what was generated stays in `text`."""
+        self._pieces.close()  # type: ignore[attr-defined]
+        self._end()
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(len(self._prompt), self._cached, len(self.tokens))
+
+    @property
+    def timings(self) -> Timings:
+        def rate(n: int, seconds: float) -> float:
+            return n / seconds if seconds else 0.0
+
+        prompt = len(self._prompt) - self._cached
+        return Timings(
+            self._prefill_seconds,
+            self._decode_seconds,
+            rate(prompt, self._prefill_seconds),
+            rate(self._n_decoded, self._decode_seconds),
+        )
+
+    def _run(self) -> Iterator[str]:
+        engine, decoder = self._engine, StreamDecoder(self._tokenizer)
+        if self._n_predict == 0:
+            self.finish_reason = "length"
+            self._end()
+            return
+        start = time.perf_counter()
+        logits = engine.prefill(self._prompt[self._cached :])
+        self._prefill_seconds = time.perf_counter() - start
+        history = list(self._prompt)
+        while True:
+            token = self._sampler.sample(logits, history)
+            self.tokens.append(token)
+            if token.id in self._tokenizer.eog_ids:
+                self.finish_reason = "stop"
+                break
+            history.append(token.id)
+            if text := self._stops.push(decoder.push(token.id)):
+                yield text
+            if self._stops.stopped:
+                self.finish_reason = "stop"
+                break
+            if len(self.tokens) == self._n_predict:
+                self.finish_reason = "length"
+                break
+            if not engine.cells.free:
+                self.finish_reason = "context"
+                break
+            start = time.perf_counter()
+            logits = engine.prefill([token.id])
+            self._decode_seconds += time.perf_counter() - start
+            self._n_decoded += 1
+        if not self._stops.stopped and (text := self._stops.push(decoder.finish()) + self._stops.finish()):
+            yield text
+        self._end()
+
+    def _end(self) -> None:
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(self)

@@ -1,0 +1,99 @@
+"""Byte-level BPE (GPT-2 and its heirs) on Hugging Face's `tokenizers`, built in memory from the file's arrays."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from minfer.errors import ModelFileError, UnsupportedError
+from minfer.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from minfer.text.tokenizer import Tokenizer
+from minfer.text.vocab import PREFIX, Metadata, MissingPreTokenizerWarning, Vocabulary, get_string, get_strings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _byte_alphabet() -> Mapping[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes (OpenAI `encoder.py`): a byte that prints stands for itself."""
+    printing = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printing)]
+    return {chr(byte): byte for byte in printing} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+_SURROGATE = re.compile("[\udc80-\udcff]")
+
+
+class BpeTokenizer(Tokenizer):
+    """Merges by the file's list, within the words that its pre-tokenizer cuts."""
+
+    def __init__(self, metadata: Metadata, n_embd_rows: int | None = None) -> None:
+        """Raises ModelFileError as `Vocabulary.from_metadata` and for merges that cannot be; UnsupportedError for an
+        unknown pre-tokenizer."""
+        pre = _find_pre_tokenizer(metadata)
+        vocab = Vocabulary.from_metadata(metadata, n_embd_rows=n_embd_rows, add_bos=pre.add_bos)
+        super().__init__(vocab, name=get_string(metadata, "general.name") or "")
+        self._encoder = _build_encoder(vocab, _read_merges(metadata, vocab), pre)
+
+    def _normal_bytes(self, id: int) -> bytes:
+        try:
+            return bytes([_BYTE_OF[char] for char in self._vocab.texts[id]])
+        except KeyError:  # not in the byte alphabet: the token stands for its own spelling
+            return self._vocab.tokens[id]
+
+    def _encode_text(self, text: str, *, after_special: bool) -> list[int]:
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _find_pre_tokenizer(metadata: Metadata) -> PreTokenizer:
+    key = PREFIX + "pre"
+    name = get_string(metadata, key)
+    if name is None:
+        warnings.warn(
+            f"{key} is missing: 'default' is assumed, and text may be cut into the wrong tokens; "
+            "convert the model again",
+            MissingPreTokenizerWarning,
+            stacklevel=5,
+        )
+        name = "default"
+    if name not in PRE_TOKENIZERS:
+        raise UnsupportedError(f"{key} is {name!r}; minfer knows {', '.join(sorted(PRE_TOKENIZERS))}")
+    return PRE_TOKENIZERS[name]
+
+
+def _read_merges(metadata: Metadata, vocab: Vocabulary) -> list[tuple[str, str]]:
+    """The merges as pairs. Raises ModelFileError, naming the first bad one."""
+    key = PREFIX + "merges"
+    lines = get_strings(metadata, key)
+    for i, line in enumerate(lines):
+        if line.count(b" ") != 1 or line[:1] == b" " or line[-1:] == b" ":
+            raise ModelFileError(f"{key}[{i}] is {line!r}; a merge is two tokens with one space between them")
+    try:
+        halves = b" ".join(lines).decode("utf-8").split(" ") if lines else []
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{key} is not UTF-8: {error}") from None
+    pairs = list(zip(halves[::2], halves[1::2], strict=True))
+    known = vocab.ids
+    for i, (left, right) in enumerate(pairs):
+        if left not in known or right not in known or left + right not in known:
+            missing = next(part for part in (left, right, left + right) if part not in known)
+            raise ModelFileError(f"{key}[{i}] is {lines[i]!r}, but {missing!r} is not a token")
+    return pairs
+
+
+def _build_encoder(vocab: Vocabulary, merges: list[tuple[str, str]], pre: PreTokenizer) -> tokenizers.Tokenizer:
+    ids = vocab.ids
+    if _SURROGATE.search("".join(vocab.texts)):
+        # Text cannot give a token that is not UTF-8, and the library takes none.
+        ids = {text: id for text, id in ids.items() if not _SURROGATE.search(text)}
+    encoder = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges))
+    steps = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    encoder.pre_tokenizer = pre_tokenizers.Sequence([*steps, to_bytes])
+    return encoder
