@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from minfer.engine.sampler import Sampler, Sampling, StopStrings
+from minfer.engine.sampler import Sampler, Sampling
+from minfer.engine.stop import StopStrings
 from minfer.errors import RequestError
 from minfer.text import StreamDecoder
 
@@ -126,7 +127,7 @@ class Generation(Iterator[str]):
             history.append(token.id)
             if text := self._stops.push(decoder.push(token.id)):
                 yield text
-            if self._stops.stopped:
+            if self._stops.found is not None:
                 self.finish_reason = "stop"
                 break
             if len(self.tokens) == self._n_predict:
@@ -139,7 +140,7 @@ class Generation(Iterator[str]):
             logits = engine.prefill([token.id])
             self._decode_seconds += time.perf_counter() - start
             self._n_decoded += 1
-        if not self._stops.stopped and (text := self._stops.push(decoder.finish()) + self._stops.finish()):
+        if self._stops.found is None and (text := self._stops.push(decoder.finish()) + self._stops.finish()):
             yield text
         self._end()
 
