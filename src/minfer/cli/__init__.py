@@ -29,10 +29,8 @@ def main(arguments: list[str] | None = None) -> None:
 
         complain(str(error))
         code = 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before a command began
         code = 130
-    except BrokenPipeError:
-        code = 141
     try:
         sys.stdout.flush()
     except BrokenPipeError:

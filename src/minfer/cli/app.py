@@ -2,12 +2,27 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
+
+
+class _Commands(TyperGroup):
+    """All commands; ends with the shell's own codes, where typer has 1 for both."""
+
+    def invoke(self, ctx: Any) -> Any:  # typer has had two classes for a context
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise SystemExit(141) from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
 
 # No rich_markup_mode: rich would cost more time than all the rest of `--help`.
 app = typer.Typer(
+    cls=_Commands,
     help="Run GGUF language models on this machine.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
