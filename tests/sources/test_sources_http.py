@@ -49,9 +49,9 @@ def test_short_body_without_a_length_is_noticed(server):
 
 
 def test_server_that_ignores_range_is_read_from_the_start(server):
-    server.ollama(DATA, cut=[150_000, None], ranges=False)
+    server.ollama(DATA, cut=[150_000, 1000, None], ranges=False)
     assert sources.resolve("ollama:tiny").read_bytes() == DATA
-    assert server.gets(BLOB) == [None, "bytes=150000-"]
+    assert server.gets(BLOB) == [None, "bytes=150000-", "bytes=1000-"]
 
 
 @pytest.mark.parametrize("lie", ["bytes 0-199999/200000", "bytes 1000-199999/300000", "nonsense"])
@@ -78,6 +78,13 @@ def test_tries_are_bounded_and_what_came_is_kept(server):
     server.blobs[BLOB].cut = [None]
     assert sources.resolve("ollama:tiny").read_bytes() == DATA
     assert server.gets(BLOB)[-1] == "bytes=50-"
+
+
+def test_endless_empty_answers_end(server):
+    server.ollama(DATA, cut=[0], chunked=True)
+    with pytest.raises(SourceError, match=r"TryAgain: the body ended after 0 of 200000 bytes"):
+        sources.resolve("ollama:tiny")
+    assert len(server.gets(BLOB)) == http.TRIES
 
 
 def test_wrong_hash_is_dropped(server):
@@ -110,8 +117,9 @@ def test_new_version_does_not_continue_the_old_one(server):
         sources.resolve("ollama:tiny")
     newer = model_bytes(len(DATA), seed=2)
     server.ollama(newer)
+    before = len(server.requests)
     assert sources.resolve("ollama:tiny").read_bytes() == newer
-    assert server.requests[-1][1] is None
+    assert [r for _, r in server.requests[before:]] == [None, None]  # the manifest, the blob
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -110,11 +110,13 @@ def test_wheels_that_arrived_are_kept_for_the_next_try(index):
 
 
 def test_nothing_of_a_source_distribution_runs(index, tmp_path):
-    setup = tmp_path / "evil-1.0" / "setup.py"
-    setup.parent.mkdir()
-    setup.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    source = tmp_path / "evil-1.0"
+    source.mkdir()
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    (source / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "b"\nbackend-path = ["."]\n')
+    (source / "b.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with tarfile.open(index / "evil-1.0.tar.gz", "w:gz") as archive:
-        archive.add(setup.parent, "evil-1.0")
+        archive.add(source, "evil-1.0")
     with pytest.raises(SourceError, match="the package index has no wheel by that name and version"):
         sources.resolve("pypi:evil")
     assert not (tmp_path / "ran").exists()
