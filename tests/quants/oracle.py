@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
+
+import gguf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 
+import gguf
 from minfer.errors import ModelFileError, RequestError, UnsupportedError
 from minfer.quants import FORMATS, KNOWN, by_id, known_by_id
 
