@@ -209,10 +209,10 @@ def test_wrong_sizes_are_refused_before_any_work(tmp_path):
         Tensor("late", FORMATS["F32"], (1,), lambda: pytest.fail("made, although the model is refused")),
         Tensor("w", FORMATS["F32"], (2,), np.zeros(4, np.uint8)),
     ]
-    with pytest.raises(RequestError, match="tensor 'w' .*found 4 bytes"):
+    with pytest.raises(RequestError, match=r"tensor 'w' .*found 4 bytes"):
         write_model(tmp_path / "m.gguf", {}, tensors)
     tensors = [Tensor("late", FORMATS["F32"], (1,), lambda: np.zeros(8, np.uint8))]
-    with pytest.raises(RequestError, match="tensor 'late' .*found 8 bytes"):
+    with pytest.raises(RequestError, match=r"tensor 'late' .*found 8 bytes"):
         write_model(tmp_path / "m.gguf", {}, tensors)
     assert list(tmp_path.iterdir()) == []
 
