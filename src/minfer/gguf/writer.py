@@ -83,6 +83,17 @@ def _numbers(key: str, values: NDArray[Any]) -> tuple[ValueType, bytes]:
     return _TYPES[dtype], values.astype(dtype).tobytes()
 
 
+def _singles(key: str, values: Sequence[float]) -> F32:
+    """float32, refusing a finite value that would become Inf."""
+    double = np.array(values, np.float64)
+    with np.errstate(over="ignore"):
+        single = double.astype(np.float32)
+    lost = np.isinf(single) & np.isfinite(double)
+    if lost.any():
+        raise RequestError(f"metadata {key!r}: {double[lost][0]} does not fit FLOAT32; give it as numpy float64")
+    return single
+
+
 def _array(key: str, values: Sequence[Any]) -> NDArray[Any] | Sequence[str | bytes]:
     """A plain sequence with its type made explicit; sequences of strings as they are."""
     kinds = {type(v) for v in values}
@@ -97,7 +108,7 @@ def _array(key: str, values: Sequence[Any]) -> NDArray[Any] | Sequence[str | byt
         except OverflowError:
             raise RequestError(f"metadata {key!r}: an integer beyond 64 bits") from None
     if kinds <= {int, float}:
-        return np.array(values, np.float32)
+        return _singles(key, values)
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise RequestError(f"metadata {key!r}: a sequence of {names}; expected bools, ints, floats or strings")
 
@@ -118,10 +129,7 @@ def _scalar(key: str, value: object) -> np.generic:
                 return kind(value)
         raise RequestError(f"metadata {key!r}: integer {value} does not fit 64 bits")
     if isinstance(value, float):
-        with np.errstate(over="ignore"):
-            single = np.float32(value)
-        if np.isinf(single) and not math.isinf(value):
-            raise RequestError(f"metadata {key!r}: {value} does not fit FLOAT32; give it as a numpy float64")
+        single: np.generic = _singles(key, [value])[0]
         return single
     raise RequestError(f"metadata {key!r}: cannot write a {type(value).__name__}")
 
