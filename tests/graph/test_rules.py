@@ -46,9 +46,9 @@ WRONG = {
     "12 rotary dimensions do not fit a head of 8": lambda b, x: b.rope(x, ir.RopeSpec("neox", 8, 12, 1e4), "y"),
     "come in pairs": lambda b, x: b.rope(x, ir.RopeSpec("neox", 8, 3, 1e4), "y"),
     "freqs has shape (3,)": lambda b, x: b.rope(x, ir.RopeSpec("neox", 8, 8, 1e4, freqs=_weight(3, name="freqs")), "y"),
-    "3 query heads do not divide among 2": lambda b, x: b.attn(x, n_head=3, n_kv_head=2, head_dim=4, scale=1.0),
-    "q is (8, 3)": lambda b, x: b.attn(x, n_head=3, n_kv_head=1, head_dim=4, scale=1.0),
-    "at least one row, found 0": lambda b, x: b.attn(x, n_head=2, n_kv_head=1, head_dim=4, scale=1.0, sliding=0),
+    "3 query heads do not divide among 2": lambda b, x: b.attn(x, ir.Attn(1, 3, 2, 4, 1.0)),
+    "q is (8, 3)": lambda b, x: b.attn(x, ir.Attn(1, 3, 1, 4, 1.0)),
+    "at least one row, found 0": lambda b, x: b.attn(x, ir.Attn(1, 2, 1, 4, 1.0, sliding=0)),
     "K (8, 3) and V (4, 3) differ": lambda b, x: b.kv_store(x, b.input("v", (4, 3))),
     "[6, 10) lies outside 8": lambda b, x: b.add_op(ir.View(6, 4), "y", x),
     "has 24 values, (5, 5) has 25": lambda b, x: b.add_op(ir.Reshape((5, 5)), "y", x),
@@ -117,7 +117,7 @@ def test_attention_before_its_rows_are_stored_is_refused() -> None:
     b = _builder()
     x = b.input("x", (D, 3))
     with b.layer(1):
-        out = b.attn(x, n_head=2, n_kv_head=2, head_dim=4, scale=1.0)
+        out = b.attn(x, ir.Attn(1, 2, 2, 4, 1.0))
         b.kv_store(x, x)
     with pytest.raises(GraphError, match=r"blk\.1\.attn: reads the KV rows of layer 1, which nothing stored"):
         b.finish(out)
