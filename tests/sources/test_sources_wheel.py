@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DATA = model_bytes(90_000)
-PARTS = [DATA[:40_000], DATA[40_000:70_000], DATA[70_000:]]
+PARTS = [DATA[:40_000], DATA[40_000:]]
 SUMS = f"{hashlib.sha256(DATA).hexdigest()}  tiny.gguf\n".encode()
 
 
