@@ -23,7 +23,7 @@ from minfer.errors import (
 )
 
 if TYPE_CHECKING:
-    from minfer.engine.generate import Generation
+    from minfer.engine.generate import Generation, Timings, Usage
     from minfer.engine.model import Model, Session, load
     from minfer.engine.sampler import Sampling
 
@@ -43,11 +43,21 @@ __all__ = [
     "Session",
     "SourceError",
     "TemplateError",
+    "Timings",
     "UnsupportedError",
+    "Usage",
     "load",
 ]
 
-_LAZY = {"Generation": "generate", "Model": "model", "Sampling": "sampler", "Session": "model", "load": "model"}
+_LAZY = {
+    "Generation": "generate",
+    "Model": "model",
+    "Sampling": "sampler",
+    "Session": "model",
+    "Timings": "generate",
+    "Usage": "generate",
+    "load": "model",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -54,27 +54,29 @@ def error(got: Array, want: Array) -> float:
     if not both.any():
         return 0.0 if np.array_equal(a, b, equal_nan=True) else math.inf
     scale = math.sqrt(float(np.mean(b[both] ** 2)))
-    return float(np.abs(a - b)[both].max()) / max(scale, 1e-30)
+    return float(np.abs(a[both] - b[both]).max()) / max(scale, 1e-30)
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An input of a case: its logical shape, and its data: normal numbers times `scale`, or the integers given."""
+    """An input of a case: its logical shape, and its data: normal numbers times `scale`, `fill`, or the integers."""
 
     shape: Shape
     scale: float = 1.0
+    fill: float | None = None
     integers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KvFill:
-    """KV rows stored before the op runs: `rows` of them into `cells`, of a region of `n_cells`."""
+    """KV rows stored before the op runs, into `cells` of a region of `n_cells`; `fill_v` makes V constant."""
 
     n_values: int
     n_cells: int
     cells: tuple[int, ...]
     format: str = "f32"
     scale: float = 1.0
+    fill_v: float | None = None
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,16 @@ class Case:
             shape = value.shape[::-1]
             if value.integers is not None:
                 arrays[f"x{i}"] = np.array(value.integers, np.int32).reshape(shape)
+            elif value.fill is not None:
+                arrays[f"x{i}"] = np.full(shape, value.fill, np.float32)
             else:
                 arrays[f"x{i}"] = (rng.standard_normal(shape) * value.scale).astype(np.float32)
         if self.kv and isinstance(self.op, ir.Attn):
             rows = (len(self.kv.cells), self.kv.n_values)
             for name in ("kv_k", "kv_v"):
                 arrays[name] = (rng.standard_normal(rows) * self.kv.scale).astype(np.float32)
+            if self.kv.fill_v is not None:
+                arrays["kv_v"] = np.full(rows, self.kv.fill_v, np.float32)
             arrays["kv_cells"] = np.array(self.kv.cells, np.int32)
         return arrays
 
@@ -339,6 +345,11 @@ def _attn_cases() -> Iterator[Case]:
         yield _causal(f"attn/sliding{w}/prefill", 64, 2, 1, 70, 5, sliding=w)
     yield _causal("attn/softcap", 64, 2, 1, 5, 30, softcap=5.0)
     yield _causal("attn/large_scores", 64, 2, 1, 3, 30, scale=20.0)
+    yield _causal("attn/large_keys", 64, 2, 1, 3, 30, kv_scale=600.0)
+    for fmt in KV_FORMATS:
+        yield _causal(f"attn/one_row/{fmt}", 64, 2, 1, 1, 0, fmt)
+        yield _causal(f"attn/constant_v/{fmt}", 64, 2, 1, 1, 39_999, fmt, fill_v=0.7)
+        yield _causal(f"attn/zero_v/{fmt}", 64, 2, 1, 2, 40, fmt, fill_v=0.0)
     for fmt in KV_FORMATS:
         for sliding in (None, 5):
             tag = f"{fmt}/{'full' if sliding is None else f'sliding{sliding}'}"
@@ -362,6 +373,8 @@ def _causal(
     sliding: int | None = None,
     softcap: float | None = None,
     scale: float = 1.0,
+    kv_scale: float = 1.0,
+    fill_v: float | None = None,
 ) -> Case:
     """`n` queries after `past` rows, cells equal to positions."""
     total = past + n
@@ -371,7 +384,7 @@ def _causal(
         Value((n,), integers=tuple(range(past, total))),
         Value((0,), integers=()),
     )
-    kv = KvFill(n_kv_head * head_dim, total + 3, tuple(range(total)), fmt)
+    kv = KvFill(n_kv_head * head_dim, total + 3, tuple(range(total)), fmt, kv_scale, fill_v)
     return Case(name, op, inputs, "attention", kv)
 
 

@@ -97,8 +97,10 @@ def test_the_empty_string(opened):
 def test_arrays_are_read_only_numpy(opened, kind, code, values):
     raw = np.array(values, code)
     m = opened(model([array(b"odd", U8, 1, b"\x01"), array(b"k", kind, len(values), raw.tobytes())]))
-    m.close()  # metadata does not need the mapping
     got = m.metadata["k"]
+    assert not np.shares_memory(got, m.buffer(0))
+    assert got.flags.aligned  # although the file's bytes are not
+    m.close()
     assert got.dtype == np.dtype(code)
     assert got.tolist() == values
     assert not got.flags.writeable

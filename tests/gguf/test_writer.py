@@ -204,6 +204,19 @@ def test_data_may_be_made_late(tmp_path):
         assert m.data("t1").tobytes() == FORMATS["F16"].quantize(rows(1)).tobytes()
 
 
+def test_wrong_sizes_are_refused_before_any_work(tmp_path):
+    tensors = [
+        Tensor("late", FORMATS["F32"], (1,), lambda: pytest.fail("made, although the model is refused")),
+        Tensor("w", FORMATS["F32"], (2,), np.zeros(4, np.uint8)),
+    ]
+    with pytest.raises(RequestError, match=r"tensor 'w' .*found 4 bytes"):
+        write_model(tmp_path / "m.gguf", {}, tensors)
+    tensors = [Tensor("late", FORMATS["F32"], (1,), lambda: np.zeros(8, np.uint8))]
+    with pytest.raises(RequestError, match=r"tensor 'late' .*found 8 bytes"):
+        write_model(tmp_path / "m.gguf", {}, tensors)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failure_leaves_what_was_there(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"old")
@@ -224,7 +237,10 @@ def test_a_model_that_is_open_can_be_replaced(tmp_path):
     write_model(path, {}, [Tensor.of("w", rows(1))])
     with open_model(path) as m:
         write_model(path, {}, [Tensor("w", m.tensors["w"].format, m.tensors["w"].shape, m.data("w"))])
-        np.testing.assert_array_equal(m.data("w").view("<f4"), rows(1))
+        write_model(path, {}, [Tensor.of("w", rows(2))])
+        np.testing.assert_array_equal(m.data("w").view("<f4"), rows(1))  # still the file that was opened
+    with open_model(path) as m:
+        np.testing.assert_array_equal(m.data("w").view("<f4"), rows(2))
 
 
 W = Tensor.of("w", np.zeros((1, 4), np.float32))

@@ -1,11 +1,11 @@
-"""Tiny random models: minfer's logits against those transformers computed in f64 (tests/tools/record_tiny_models.py)."""
+"""Tiny random models: logits against those transformers computed in f64 (tests/tools/record_tiny_models.py)."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import TINY, TINY_MODELS, open_engine, span_rows
 
+from helpers import TINY, TINY_MODELS, open_engine, span_rows
 from minfer.errors import RequestError
 from minfer.graph.fuse import FUSIONS
 

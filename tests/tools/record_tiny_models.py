@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ import transformers
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from minfer.gguf.writer import Tensor, write_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 OUT = Path(__file__).parent.parent / "data" / "tiny"
 N_VOCAB, N_TOKENS = 96, 24

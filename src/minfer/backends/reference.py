@@ -17,7 +17,8 @@ import numpy.typing as npt
 from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
 from minfer.errors import DeviceMemoryError, NumericsError, RequestError
 from minfer.graph import ir
-from minfer.quants import FORMATS, KV_FORMATS
+from minfer.quants import FORMATS
+from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -169,7 +170,7 @@ class ReferenceBackend(Backend):
 
     def __init__(self, kv_format: str = "f32", name: str = "reference") -> None:
         self.name = name
-        self.kv_format = KV_FORMATS[kv_format]
+        self.kv_format = parse_kv_format(kv_format)
         self.regions: dict[int, KvRegion] = {}
         self._tensors: Tensors | None = None
         self._dense: dict[str, F32] = {}

@@ -86,6 +86,12 @@ class Generation(Iterator[str]):
         self.text += piece
         return piece
 
+    def read(self) -> str:
+        """Run to the end; the whole text."""
+        for _ in self:
+            pass
+        return self.text
+
     def close(self) -> None:
         """End here; what was generated stays in `text`."""
         self._pieces.close()  # type: ignore[attr-defined]

@@ -196,30 +196,30 @@ class _Cursor:
         """The hot spot of opening a file: one step a token, so the checks are made once, behind the loop."""
         self.need(count * 8, f"an array of {count} STRING")
         buffer, start, at = self.buffer, self.at, self.at
-        unpack, spans = _U64.unpack_from, array("q")
-        append = spans.append
+        unpack, ends = _U64.unpack_from, array("q")
+        append = ends.append
         try:
             for _ in range(count):
-                (n,) = unpack(buffer, at)
-                at += 8
+                at += 8 + unpack(buffer, at)[0]
                 append(at)
-                at += n
-                append(at)
-        except (struct.error, OverflowError):  # a length beyond the end, or beyond 63 bits
+        except (struct.error, OverflowError):  # a length beyond the end, or an end beyond 63 bits
             at = self.size + 1
         if at > self.size:
-            index = max(0, len(spans) - 1) // 2  # the last string whose length was read: the culprit ...
-            begin = spans[2 * index] - 8 if spans else start
-            if len(spans) == 2 * index + 2 and spans[-1] <= self.size:  # ... unless it fits, and its follower is cut
-                index, begin = index + 1, spans[-1]
+            if ends and ends[-1] > self.size:  # this string was too long, and its follower tripped over it
+                ends.pop()
             self.fail(
-                f"string {index} of {count} runs past the end of the file of {self.size} bytes; "
+                f"string {len(ends)} of {count} runs past the end of the file of {self.size} bytes; "
                 "it is truncated or damaged: fetch it again",
-                begin,
+                ends[-1] if ends else start,
             )
         self.at = at
-        positions = np.frombuffer(spans, np.int64).reshape(-1, 2) if count else np.empty((0, 2), np.int64)
-        return StringArray(bytes(buffer[start:at]), positions - start)
+        spans = np.empty((count, 2), np.int64)
+        if count:
+            spans[:, 1] = ends
+            spans[:, 1] -= start
+            spans[0, 0] = 8
+            spans[1:, 0] = spans[:-1, 1] + 8
+        return StringArray(buffer[start:at], spans)
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:

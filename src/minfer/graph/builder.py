@@ -42,6 +42,13 @@ class Builder:
         yield
         self._layer = None
 
+    @property
+    def layer_index(self) -> int:
+        """The current layer, by which KV rows are found."""
+        if self._layer is None:
+            raise GraphError("KV rows belong to a layer: open one first")
+        return self._layer
+
     def input(self, kind: str, shape: Shape, dtype: DType = "f32") -> Node:
         return self._append(Node(len(self.nodes), kind, ir.Input(kind), (), shape, dtype))
 
@@ -72,20 +79,9 @@ class Builder:
         return self.add_op(ir.Rope(spec), name, x, self.positions)
 
     def kv_store(self, k: Node, v: Node) -> Node:
-        return self.add_op(ir.KvStore(self._in_layer("kv_store")), "kv_store", k, v, self.cells)
+        return self.add_op(ir.KvStore(self.layer_index), "kv_store", k, v, self.cells)
 
-    def attn(
-        self,
-        q: Node,
-        *,
-        n_head: int,
-        n_kv_head: int,
-        head_dim: int,
-        scale: float,
-        softcap: float | None = None,
-        sliding: int | None = None,
-    ) -> Node:
-        op = ir.Attn(self._in_layer("attn"), n_head, n_kv_head, head_dim, scale, softcap, sliding)
+    def attn(self, q: Node, op: ir.Attn) -> Node:
         return self.add_op(op, "attn", q, self.positions, self.window)
 
     def silu(self, x: Node, name: str) -> Node:
@@ -130,8 +126,3 @@ class Builder:
         graph = Graph(self.params, tuple(kept.nodes), tuple(kept.index[i] for i in wanted))
         rules.verify(graph)
         return graph
-
-    def _in_layer(self, what: str) -> int:
-        if self._layer is None:
-            raise GraphError(f"{what} needs a layer: its KV rows are found by layer index")
-        return self._layer

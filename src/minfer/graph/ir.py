@@ -113,6 +113,8 @@ class MatMul(Op):
 
 @dataclass(frozen=True, slots=True)
 class Rope(Op):
+    """Rotates every head by its token's position (arXiv:2104.09864)."""
+
     spec: RopeSpec
 
 
@@ -151,16 +153,18 @@ class Gelu(Op):
 
 @dataclass(frozen=True, slots=True)
 class Add(Op):
-    pass
+    """x + y."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mul(Op):
-    pass
+    """x * y."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale(Op):
+    """x * factor."""
+
     factor: float
 
 
@@ -186,6 +190,8 @@ class View(Op):
 
 @dataclass(frozen=True, slots=True)
 class Reshape(Op):
+    """The same values in order, in another shape."""
+
     shape: Shape
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from minfer.models.transformer import Block, Transformer
+from minfer.models.block import Block
+from minfer.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from minfer.graph.builder import Builder
@@ -59,5 +60,5 @@ class Gemma3(Transformer):
         x = b.add(x, b.rms_norm(h, blk.post_attention_norm, self.eps, "post_attention_norm"), "attn_residual")
         x = self.tail_rows(b, index, x)
         h = b.rms_norm(x, blk.ffn_norm, self.eps, "ffn_norm")
-        h = self.geglu(b, blk, h)
+        h = self.gated_ffn(b, blk, h, b.gelu)
         return b.add(x, b.rms_norm(h, blk.post_ffw_norm, self.eps, "post_ffw_norm"), "ffn_residual")

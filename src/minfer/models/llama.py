@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from minfer.models.transformer import Block, Transformer
+from minfer.models.block import Block
+from minfer.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from minfer.graph.builder import Builder
@@ -32,4 +33,4 @@ class Llama(Transformer):
         x = b.add(x, self.attention(b, blk, h, self.rope), "attn_residual")
         x = self.tail_rows(b, index, x)
         h = b.rms_norm(x, blk.ffn_norm, self.eps, "ffn_norm")
-        return b.add(x, self.swiglu(b, blk, h), "ffn_residual")
+        return b.add(x, self.gated_ffn(b, blk, h, b.silu), "ffn_residual")

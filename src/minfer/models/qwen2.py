@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from minfer.models.block import Block
 from minfer.models.llama import Llama
-from minfer.models.transformer import Block
 
 if TYPE_CHECKING:
     from minfer.graph.ir import RopeStyle

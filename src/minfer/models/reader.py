@@ -63,12 +63,6 @@ class Reader:
             raise self.fail(f"{self.arch}.{key} is {value!r}, expected a positive number")
         return float(value)
 
-    def text(self, key: str, default: str) -> str:
-        value = self._get(key, default)
-        if not isinstance(value, str):
-            raise self.fail(f"{self.arch}.{key} is {value!r}, expected a string")
-        return value
-
     def refuse(self, key: str, why: str) -> None:
         """The model uses something that changes its results and that minfer does not compute."""
         value = self.file.metadata.get(f"{self.arch}.{key}")
@@ -110,7 +104,7 @@ class Reader:
         return RopeSpec(style, head_dim, n_dims, base, self._scaling() if scaled else None, freqs)
 
     def _scaling(self) -> RopeScaling | None:
-        kind = self.text("rope.scaling.type", "linear")
+        kind = self._get("rope.scaling.type", "linear")
         stated = self.number("rope.scaling.factor", None)
         factor = self.number("rope.scale_linear", 1.0) if stated is None else stated
         if kind == "none" or (kind == "linear" and factor == 1.0):

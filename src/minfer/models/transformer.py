@@ -7,37 +7,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from minfer.errors import UnsupportedError
 from minfer.graph.builder import Builder
+from minfer.graph.ir import Attn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from minfer.graph.ir import Graph, GraphParams, Node, RopeSpec, RopeStyle, Weight
+    from minfer.models.block import Block
     from minfer.models.reader import Reader
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The tensors of one layer, named as in the file (`attn_q` is `blk.N.attn_q.weight`); None where it has none."""
-
-    attn_norm: Weight
-    attn_q: Weight
-    attn_k: Weight
-    attn_v: Weight
-    attn_output: Weight
-    ffn_norm: Weight
-    ffn_gate: Weight
-    ffn_up: Weight
-    ffn_down: Weight
-    attn_q_bias: Weight | None = None
-    attn_k_bias: Weight | None = None
-    attn_v_bias: Weight | None = None
-    attn_q_norm: Weight | None = None
-    attn_k_norm: Weight | None = None
-    post_attention_norm: Weight | None = None
-    post_ffw_norm: Weight | None = None
 
 
 class Transformer(ABC):
@@ -116,8 +97,6 @@ class Transformer(ABC):
             logits = b.soft_cap(logits, self.final_softcap, "logits_capped")
         return b.finish(logits)
 
-    # --- the pieces layers are made of ---------------------------------------------------------------------------
-
     def core_tensors(self, r: Reader, blk: str) -> dict[str, Weight]:
         """The nine tensors that every layer has."""
         d, d_ff, d_q, d_kv = self.n_embd, self.n_ff, self.n_head * self.head_dim, self.n_kv_head * self.head_dim
@@ -144,23 +123,15 @@ class Transformer(ABC):
         q = b.rope(q, rope, "q_roped")
         k = b.rope(k, rope, "k_roped")
         b.kv_store(k, v)
-        rows = b.attn(
-            q,
-            n_head=self.n_head,
-            n_kv_head=self.n_kv_head,
-            head_dim=self.head_dim,
-            scale=self.attn_scale,
-            softcap=self.attn_softcap,
-            sliding=sliding,
+        op = Attn(
+            b.layer_index, self.n_head, self.n_kv_head, self.head_dim, self.attn_scale, self.attn_softcap, sliding
         )
+        rows = b.attn(q, op)
         return b.matmul(rows, blk.attn_output, "attn_out")
 
-    def swiglu(self, b: Builder, blk: Block, x: Node) -> Node:
-        gate = b.silu(b.matmul(x, blk.ffn_gate, "gate"), "gate_act")
-        return b.matmul(b.mul(gate, b.matmul(x, blk.ffn_up, "up"), "ffn_act"), blk.ffn_down, "ffn_out")
-
-    def geglu(self, b: Builder, blk: Block, x: Node) -> Node:
-        gate = b.gelu(b.matmul(x, blk.ffn_gate, "gate"), "gate_act")
+    def gated_ffn(self, b: Builder, blk: Block, x: Node, act: Callable[[Node, str], Node]) -> Node:
+        """down(act(gate(x)) * up(x)): SwiGLU with `b.silu`, GeGLU with `b.gelu` (arXiv:2002.05202)."""
+        gate = act(b.matmul(x, blk.ffn_gate, "gate"), "gate_act")
         return b.matmul(b.mul(gate, b.matmul(x, blk.ffn_up, "up"), "ffn_act"), blk.ffn_down, "ffn_out")
 
     def tail_rows(self, b: Builder, index: int, x: Node) -> Node:

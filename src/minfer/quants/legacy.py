@@ -102,7 +102,7 @@ def _offset_codes(values: F32, top: int, name: str) -> tuple[F16, F16, U8]:
         d = (values.max(axis=-1, keepdims=True) - low) / np.float32(top)
     stored, minimum = to_f16(d[:, 0], name, "block scale"), to_f16(low[:, 0], name, "block minimum")
     codes = np.trunc((values - low) * _inverse(d) + np.float32(0.5))
-    return stored, minimum, codes.clip(0, top).astype(np.uint8)
+    return stored, minimum, codes.astype(np.uint8)  # at most top: top + 0.5 is far from the next whole number
 
 
 def _encode_q4_0(values: F32, blocks: Blocks) -> None:

@@ -30,7 +30,11 @@ _SURROGATE = re.compile("[\udc80-\udcff]")
 
 
 class BpeTokenizer(Tokenizer):
-    """Merges by the file's list, within the words that its pre-tokenizer cuts."""
+    """Merges by the file's list, within the words that its pre-tokenizer cuts.
+
+    A byte that the vocabulary has no token for is left out (SmolLM2 lacks some control characters), as llama.cpp and
+    Hugging Face's tokenizers do: the model never saw it.
+    """
 
     def __init__(self, metadata: Metadata, n_embd_rows: int | None = None) -> None:
         """Raises ModelFileError as `Vocabulary.from_metadata` and for merges that cannot be; UnsupportedError for an
@@ -59,7 +63,7 @@ def _find_pre_tokenizer(metadata: Metadata) -> PreTokenizer:
             f"{key} is missing: 'default' is assumed, and text may be cut into the wrong tokens; "
             "convert the model again",
             MissingPreTokenizerWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
         name = "default"
     if name not in PRE_TOKENIZERS:
@@ -93,7 +97,11 @@ def _build_encoder(vocab: Vocabulary, merges: list[tuple[str, str]], pre: PreTok
         # Text cannot give a token that is not UTF-8, and the library takes none.
         ids = {text: id for text, id in ids.items() if not _SURROGATE.search(text)}
     encoder = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges))
-    steps = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    encoder.pre_tokenizer = pre_tokenizers.Sequence([*steps, to_bytes])
+    encoder.pre_tokenizer = build_pre_tokenizer(pre)
     return encoder
+
+
+def build_pre_tokenizer(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """The library's form of a pre-tokenizer: cut by each pattern in turn, then spell bytes in GPT-2's alphabet."""
+    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -65,7 +65,7 @@ _DEEPSEEK_LLM = PreTokenizer(
         "[\r\n]",
         rf"\s?[{_DEEPSEEK_LETTERS}]+",
         "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-        r"\s+$",
+        r"(?<!\s)\s++$",  # published as \s+$, which is quadratic in white space before a digit
         _DEEPSEEK_CJK,
         r"\p{N}+",
     )

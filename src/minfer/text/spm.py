@@ -24,21 +24,23 @@ class SpmTokenizer(Tokenizer):
 
     def __init__(self, metadata: Metadata, n_embd_rows: int | None = None) -> None:
         """Raises ModelFileError as `Vocabulary.from_metadata`, and where scores are missing."""
-        vocab = Vocabulary.from_metadata(metadata, n_embd_rows=n_embd_rows, add_bos=True, default_ids=(1, 2, 0))
+        vocab = Vocabulary.from_metadata(metadata, n_embd_rows=n_embd_rows, add_bos=True, default_ids=(1, 2))
         super().__init__(vocab, name=get_string(metadata, "general.name") or "")
         if vocab.scores is None:
             raise ModelFileError(f"{PREFIX}scores is missing: an SPM tokenizer merges by score")
         self._add_space = get_flag(metadata, PREFIX + "add_space_prefix", True)
-        self._scores: list[float] = vocab.scores.tolist()
+        reserved = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
+        self._unk_id = vocab.unk_id
+        if self._unk_id is None and vocab.types[0] in reserved:  # SentencePiece's place for it
+            self._unk_id = 0
+        self._costs: list[float] = (-vocab.scores).tolist()
         # Text never merges into a control, unknown or byte token: a user who types "<s>" does not make a BOS.
         self._pieces = dict(vocab.ids)
-        reserved = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
         for id in np.flatnonzero(np.isin(vocab.types, reserved)).tolist():
             if self._pieces.get(vocab.texts[id]) == id:
                 del self._pieces[vocab.texts[id]]
         self._words = _word_pattern(vocab.texts)
         self._cache: dict[str, list[int]] = {}
-        self.n_steps = 0  # heap pops so far: what the tests bound
 
     def _normal_bytes(self, id: int) -> bytes:
         return self._vocab.tokens[id].replace(b"\xe2\x96\x81", b" ")
@@ -60,50 +62,39 @@ class SpmTokenizer(Tokenizer):
         return ids
 
     def _merge(self, text: str) -> list[int]:
-        """Merge one word. `symbols[i]` is the symbol that starts at character i, "" once its left neighbour took it."""
-        pieces, scores, n = self._pieces, self._scores, len(text)
-        symbols = list(text)
-        after, before = list(range(1, n + 1)), list(range(-1, n - 1))
-        heap = []
-        for i in range(n - 1):
-            id = pieces.get(text[i : i + 2])
-            if id is not None:
-                heap.append((-scores[id], i, 2))
+        """Merge one word. A symbol is its start; `ends[start]` is where it ends, 0 once its left neighbour took it."""
+        get, costs, n = self._pieces.get, self._costs, len(text)
+        ends, before = list(range(1, n + 1)), list(range(-1, n - 1))
+        heap = [(costs[id], i, i + 2) for i in range(n - 1) if (id := get(text[i : i + 2])) is not None]
         heapify(heap)
         while heap:
-            self.n_steps += 1
-            _, left, size = heappop(heap)
-            right = after[left]
-            if not symbols[left] or right == n or len(symbols[left]) + len(symbols[right]) != size:
+            _, left, end = heappop(heap)
+            right = ends[left]
+            if not 0 < right < n or ends[right] != end:
                 continue  # one of the two has merged with another since
-            symbols[left] += symbols[right]
-            symbols[right] = ""
-            after[left] = right = after[right]
-            if right < n:
-                before[right] = left
-                pair = symbols[left] + symbols[right]
-                if (id := pieces.get(pair)) is not None:
-                    heappush(heap, (-scores[id], left, len(pair)))
-            if (outer := before[left]) >= 0:
-                pair = symbols[outer] + symbols[left]
-                if (id := pieces.get(pair)) is not None:
-                    heappush(heap, (-scores[id], outer, len(pair)))
+            ends[left], ends[right] = end, 0
+            if end < n:
+                before[end] = left
+                if (id := get(text[left : ends[end]])) is not None:
+                    heappush(heap, (costs[id], left, ends[end]))
+            if (outer := before[left]) >= 0 and (id := get(text[outer:end])) is not None:
+                heappush(heap, (costs[id], outer, end))
         ids: list[int] = []
-        for symbol in symbols:
-            if symbol:
-                id = pieces.get(symbol)
-                ids += self._fall_back(symbol) if id is None else (id,)
+        start = 0
+        while start < n:
+            symbol = text[start : ends[start]]
+            id = get(symbol)
+            ids += self._fall_back(symbol) if id is None else (id,)
+            start = ends[start]
         return ids
 
     def _fall_back(self, char: str) -> list[int]:
         try:
             return [self._byte_ids[byte] for byte in char.encode("utf-8")]
         except KeyError:
-            if self._vocab.unk_id is None:
-                raise RequestError(
-                    f"the vocabulary has no token for {char!r}, and neither byte tokens nor an unknown token"
-                ) from None
-            return [self._vocab.unk_id]
+            if self._unk_id is None:
+                raise RequestError(f"the vocabulary has no token, no bytes and no unknown token for {char!r}") from None
+            return [self._unk_id]
 
 
 def _word_pattern(texts: list[str]) -> re.Pattern[str]:

@@ -168,9 +168,9 @@ class Vocabulary:
         *,
         n_embd_rows: int | None,
         add_bos: bool,
-        default_ids: tuple[int, int, int] | None = None,
+        default_ids: tuple[int | None, int | None] = (None, None),
     ) -> Vocabulary:
-        """Read and check the vocabulary; `default_ids` are bos, eos, unk where the file does not say.
+        """Read and check the vocabulary; `default_ids` are bos and eos where the file does not say.
 
         Raises ModelFileError, naming the key, for a wrong element type, arrays whose lengths disagree, ids out of
         range, unknown token types, NaN scores, duplicate tokens, and more tokens than the embedding has rows.
@@ -194,13 +194,12 @@ class Vocabulary:
         if scores is not None and np.isnan(scores).any():
             raise ModelFileError(f"{PREFIX}scores[{int(np.isnan(scores).argmax())}] is not a number")
 
-        bos, eos, unk = default_ids or (None, None, None)
-        bos = _get_id(metadata, PREFIX + "bos_token_id", n, bos)
-        eos = _get_id(metadata, PREFIX + "eos_token_id", n, eos)
-        unk = _get_id(metadata, PREFIX + "unknown_token_id", n, unk)
+        bos = _get_id(metadata, PREFIX + "bos_token_id", n, default_ids[0])
+        eos = _get_id(metadata, PREFIX + "eos_token_id", n, default_ids[1])
+        unk = _get_id(metadata, PREFIX + "unknown_token_id", n, None)
         ends = {eos, _get_id(metadata, PREFIX + "eot_token_id", n, None)}
         ends.add(_get_id(metadata, PREFIX + "eom_token_id", n, None))
-        add_bos = get_flag(metadata, PREFIX + "add_bos_token", add_bos)
+        add_bos = get_flag(metadata, PREFIX + "add_bos_token", add_bos and bos is not None)
         add_eos = get_flag(metadata, PREFIX + "add_eos_token", False)
         for flag, name, id in ((add_bos, "bos", bos), (add_eos, "eos", eos)):
             if flag and id is None:
