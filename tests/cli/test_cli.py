@@ -115,12 +115,13 @@ def test_help_states_the_true_defaults():
 
 
 @pytest.mark.parametrize("how", ["dash", "nothing", "file", "file dash"])
-def test_prompt_from_elsewhere(shell, tmp_path, how):
+def test_prompt_from_elsewhere(shell, calls, tmp_path, how):
     text = "zwei Zeilen\nmit Ümlaut\n"
     (tmp_path / "prompt.txt").write_text(text)
     words = {"dash": ["-"], "nothing": [], "file": ["-f", "prompt.txt"], "file dash": ["--file", "-"]}[how]
     done = shell("run", "-m", "MODEL", "--raw", *words, input=b"" if how == "file" else text.encode())
     assert done.stdout == "You said: zwei Zeilen\nmit Ümlaut\n"
+    assert calls()[1]["prompt"] == "zwei Zeilen\nmit Ümlaut"
 
 
 def test_prompt_argument_leaves_standard_input_alone(environment):
