@@ -12,8 +12,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from model_server import model_bytes
 
-from conftest import model_bytes
 from minfer import sources
 from minfer.errors import SourceError
 from minfer.sources import cache

@@ -7,8 +7,8 @@ import json
 import socket
 
 import pytest
+from model_server import Blob, model_bytes
 
-from conftest import Blob, model_bytes
 from minfer import sources
 from minfer.errors import SourceError
 from minfer.sources import cache, hf, http, ollama

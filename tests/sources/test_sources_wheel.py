@@ -13,8 +13,8 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
+from model_server import model_bytes
 
-from conftest import model_bytes
 from minfer import sources
 from minfer.errors import SourceError
 from minfer.sources import cache, wheel
