@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> tuple[float, float]:
 
 if __name__ == "__main__":
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
-    for name, arguments in COMMANDS.items():
+    for arguments in COMMANDS.values():
         run(arguments)  # warms the page cache
     for _ in range(ROUNDS):
         for name, arguments in COMMANDS.items():
