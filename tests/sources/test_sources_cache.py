@@ -12,8 +12,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from model_server import model_bytes
 
-from conftest import model_bytes
 from minfer import sources
 from minfer.errors import SourceError
 from minfer.sources import cache
@@ -215,6 +215,8 @@ def test_remove(cache_folder):
     (cache.staging("ollama:x:y") / "0.part").write_bytes(b"1234")
     assert [e.problem for e in sources.installed()] == ["unfinished"]
     assert sources.remove("ollama:x:y") == 4
+    (cache.staging("hf:a/" + "long/" * 60) / "0.part").write_bytes(b"12345")  # longer than a file name may be
+    assert sources.remove(sources.installed()[0].source) == 5
     assert sources.installed() == []
 
 

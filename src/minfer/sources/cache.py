@@ -253,7 +253,9 @@ def remove(entry: Entry) -> None:
         gone = staging(entry.source) / "old"
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(entry.folder, gone)
-    shutil.rmtree(root() / "partial" / _key(entry.source), ignore_errors=True)
+    else:
+        shutil.rmtree(entry.folder, ignore_errors=True)
+    discard(entry.source)
 
 
 def discard(source: str) -> None:
