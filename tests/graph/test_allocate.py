@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import pytest
 
 from helpers import TINY, TINY_MODELS
 from minfer.gguf import open_model
-from minfer.graph import GraphParams, Placement, Plan, ir
+from minfer.graph import Graph, GraphParams, Placement, Plan, Weight, ir
 from minfer.graph.allocate import Allocator, splits_of
+from minfer.graph.builder import Builder
 from minfer.graph.cache import GraphCache
 from minfer.graph.plan import make_plan
 from minfer.models import Transformer, load_architecture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Anything:
@@ -98,6 +103,36 @@ def test_the_check_sees_a_wrong_slot() -> None:
     slots = dict(plan.slots)
     slots[ffn.index, "a"] = slots[residual.index, "a"]
     assert _conflicts(dataclasses.replace(plan, slots=slots))
+
+
+def _plan(outputs: Callable[[Builder, ir.Node], tuple[ir.Node, ...]]) -> Plan:
+    """The plan of a graph built from `x`, a value that is not an input."""
+
+    def build(params: GraphParams) -> Graph:
+        b = Builder(params)
+        return b.finish(*outputs(b, b.silu(b.input("raw", (8, 1)), "x")))
+
+    devices = {"a": Anything()}
+    return make_plan(build, GraphParams(1, 1, Placement.whole("a", 1)), devices, Allocator(devices))
+
+
+def test_an_output_that_is_read_again_keeps_its_buffer() -> None:
+    plan = _plan(lambda b, x: (x, b.gelu(b.gelu(x, "y"), "z")))
+    assert _conflicts(plan) == []
+
+
+def test_a_value_read_whole_and_index_by_index_is_not_overwritten() -> None:
+    """x W + x: every result needs all of x, so the sum must not take its place."""
+    weight = Weight("w", "F32", (8, 8))
+    plan = _plan(lambda b, x: (b.add(b.matmul(x, weight, "product"), x, "sum"),))
+    assert plan.fused["project_add"] == 1
+    x, total = plan.graph.by_name["x"], plan.graph.by_name["sum"]
+    assert plan.slot(x).buffer != plan.slot(total).buffer
+    apart = _plan(lambda b, x: (b.add(b.gelu(x, "y"), x, "sum"),))
+    assert apart.slot(apart.graph.by_name["sum"]).buffer in (
+        apart.slot(apart.graph.by_name["x"]).buffer,
+        apart.slot(apart.graph.by_name["y"]).buffer,
+    )
 
 
 def test_a_traced_plan_keeps_every_value() -> None:

@@ -95,11 +95,13 @@ def human(size: int) -> str:
 def root() -> Path:
     """The cache folder: `MINFER_CACHE`, else `~/Library/Caches/minfer` (macOS) or `$XDG_CACHE_HOME/minfer`."""
     if chosen := os.environ.get("MINFER_CACHE"):
-        return Path(chosen).expanduser().absolute()
+        return Path(os.path.expanduser(chosen)).absolute()
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "minfer"
+        return Path(os.path.expanduser("~/Library/Caches/minfer"))
     xdg = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"  # the XDG rule: a relative value is ignored
+    base = Path(
+        xdg if os.path.isabs(xdg) else os.path.expanduser("~/.cache")
+    )  # the XDG rule: a relative value is ignored
     return base / "minfer"
 
 
@@ -251,7 +253,9 @@ def remove(entry: Entry) -> None:
         gone = staging(entry.source) / "old"
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(entry.folder, gone)
-    shutil.rmtree(root() / "partial" / _key(entry.source), ignore_errors=True)
+    else:
+        shutil.rmtree(entry.folder, ignore_errors=True)
+    discard(entry.source)
 
 
 def discard(source: str) -> None:
