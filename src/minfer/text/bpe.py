@@ -50,7 +50,7 @@ class BpeTokenizer(Tokenizer):
         except KeyError:  # not in the byte alphabet: the token stands for its own spelling
             return self._vocab.tokens[id]
 
-    def _encode_text(self, text: str, *, after_special: bool) -> list[int]:
+    def _encode_text(self, text: str) -> list[int]:
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         return ids
 
