@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from models.test_refusals import edited, f32
 
 from helpers import TINY, TINY_MODELS, open_engine
 from minfer import backends
@@ -22,7 +23,6 @@ from minfer.gguf import open_model
 from minfer.gguf.writer import Tensor
 from minfer.graph import Node, Placement, ir
 from minfer.models import load_architecture
-from models.test_refusals import edited, f32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
