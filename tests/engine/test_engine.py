@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from models.test_refusals import edited, f32
 
-from helpers import TINY, TINY_MODELS, open_engine
+from helpers import TINY, TINY_MODELS, edited, f32, open_engine
 from minfer import backends
 from minfer.backends.reference import ReferenceBackend
 from minfer.engine.engine import N_BATCH, place

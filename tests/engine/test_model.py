@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from models.test_refusals import edited
 
 import minfer
-from helpers import TINY
+from helpers import TINY, edited
 from minfer import Sampling
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from Python's internals; this module keeps it from hanging or from eating memory
 
 - every value that a template makes has at most `Budget.value_limit` units, counted as a tree (a character is one unit,
   a container element eight): so printing, comparing or hashing any value is cheap, even one that nests itself cleverly;
-- all values made, loop rounds and calls together cost at most `Budget.limit` units, and at most `SECONDS` of this thread's CPU time;
+- all values made, loop rounds and calls together cost at most `Budget.limit` units, and at most `SECONDS` of CPU time;
 - what could be large before it can be counted (`*`, `**`, `%`, format, replace, join, indent) is estimated first;
 - methods and filters that are not on the lists below do not exist.
 
