@@ -115,7 +115,10 @@ def test_top_p(logits, p):
 @given(LOGITS, SHARE)
 def test_min_p(logits, p):
     ids = best_first(logits, list(range(len(logits))))
-    assert chain.min_p(np.array([logits[id] for id in ids]), p) == len(slow_min_p(logits, ids, p))
+    kept = slow_min_p(logits, ids, p)
+    assert chain.min_p(np.array([logits[id] for id in ids]), p) == len(kept)
+    alone = Sampler(Sampling(top_k=0, top_p=1.0, min_p=p), len(logits))  # finds them without sorting
+    assert alone._candidates(array(logits)).tolist() == sorted(kept)
 
 
 @settings(deadline=None)

@@ -160,6 +160,15 @@ def test_splits_cut_where_the_device_changes() -> None:
     assert splits_of(plan.graph) == plan.splits
 
 
+def test_what_comes_before_the_first_layer_stays_with_the_embedding() -> None:
+    arch, devices = _arch("gemma3"), {"a": Anything(), "b": Anything()}
+    placement = Placement("a", ("b",) * arch.n_layer, "b")
+    plan = make_plan(arch.build, GraphParams(2, 2, placement), devices, Allocator(devices))
+    places = {node.name: node.device for node in plan.graph}
+    assert (places["embed"], places["embed_scaled"], places["token_ids"]) == ("a", "a", "a")
+    assert (places["positions"], places["logits"]) == ("b", "b")
+
+
 def test_plans_share_buffers_and_the_last_user_frees_them() -> None:
     arch, memory = _arch("qwen3"), Anything()
     devices = {"a": memory}

@@ -15,10 +15,23 @@ def cache_folder(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture(scope="session")
+def one_certificate(tmp_path_factory):
+    """A file of one root certificate: nothing here speaks TLS, and reading all of them takes most of a test's time."""
+    import certifi
+
+    end = "-----END CERTIFICATE-----\n"
+    path = tmp_path_factory.mktemp("tls") / "one.pem"
+    with open(certifi.where(), encoding="utf-8") as every:
+        path.write_text(every.read().partition(end)[0] + end, "utf-8")
+    return path
+
+
 @pytest.fixture
-def server(cache_folder, monkeypatch):
+def server(cache_folder, one_certificate, monkeypatch):
     from minfer.sources import http, ollama
 
+    monkeypatch.setenv("SSL_CERT_FILE", str(one_certificate))
     server = ModelServer()
     monkeypatch.setattr(ollama, "REGISTRY", server.url)
     monkeypatch.setattr(http, "_BACKOFF", 0.0)

@@ -220,6 +220,20 @@ def test_remove(cache_folder):
     assert sources.installed() == []
 
 
+def test_sizes_while_another_process_removes_files(tmp_path, monkeypatch):
+    for name in ("a/x", "b/y", "c/z"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"123")
+    scan, stat = os.scandir, os.stat
+
+    def gone(what):
+        raise FileNotFoundError(what)
+
+    monkeypatch.setattr(os, "scandir", lambda path: gone(path) if str(path).endswith("/a") else scan(path))
+    monkeypatch.setattr(os, "stat", lambda path, **how: gone(path) if str(path).endswith("/y") else stat(path, **how))
+    assert list(cache.file_sizes(tmp_path)) == [(str(tmp_path / "c" / "z"), 3)]
+
+
 def test_space_is_checked_first_with_both_numbers(server, monkeypatch):
     blob = server.ollama(model_bytes(50_000))
     usage = shutil.disk_usage("/")._replace(free=49_999)

@@ -66,7 +66,7 @@ class Entry:
     @property
     def size(self) -> int:
         """Bytes on disk."""
-        return _tree_size(self.folder)
+        return sum(size for _, size in file_sizes(self.folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,15 @@ def human(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def file_sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    """Path and bytes of every file below a folder, while another process may be adding and removing some."""
+    for place, _, names in os.walk(folder):  # passes over a folder that is gone, where Path.rglob raises
+        for name in names:
+            path = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                yield path, os.stat(path).st_size
 
 
 def root() -> Path:
@@ -314,11 +323,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _tree_size(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # another process may be moving it
-            total += path.stat().st_size if path.is_file() else 0
-    return total

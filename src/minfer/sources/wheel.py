@@ -156,11 +156,7 @@ def _announced_size(log: Path) -> int | None:
 
 
 def _largest_wheel(work: Path) -> int:
-    largest = 0
-    for path in work.rglob("*.whl"):
-        with contextlib.suppress(OSError):  # pip moves it when it is complete
-            largest = max(largest, path.stat().st_size)
-    return largest
+    return max((size for path, size in cache.file_sizes(work) if path.endswith(".whl")), default=0)
 
 
 def _pip_error(requirement: str, log: str) -> SourceError:
