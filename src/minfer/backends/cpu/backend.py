@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from minfer.cases import Kind
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 #: size, so that the largest of a few thousand errors (4 to 5 standard deviations) stays below 5%. A gated product has
 #: heavy tails: its largest value, some ten times the root mean square, errs by twice 0.5% of itself. `matmul_float` is
 #: for F32, F16 and BF16 weights. Tests hold the same results to 1e-4 of products with the quantized activations.
-BOUNDS: Mapping[Kind | str, float] = {
+BOUNDS: Mapping[str, float] = {
     "exact": 0.0,
     "elementwise": 1e-5,
     "norm": 1e-5,

@@ -33,6 +33,15 @@ class CpuProgram:
             raise RequestError("the backend of this program is closed")
         self._native.run()
 
+    def profile(self, on: bool) -> None:
+        """Begin (or stop) to sum seconds by operation."""
+        if self._native is not None:
+            self._native.profile(on)
+
+    def profiled(self) -> list[tuple[str, float]]:
+        """(operation, seconds) of the runs since `profile`, waits for other threads included."""
+        return self._native.profiled() if self._native is not None else []
+
     def close(self) -> None:
         """Let go of buffers, KV rows and weights."""
         self._native = None

@@ -19,30 +19,26 @@ inline AttendScratch attend_scratch(const AttendTile& tile, float* base) {
   const int64_t width = round_up(tile.head_dim, kLanes), rows = static_cast<int64_t>(tile.n_queries) * tile.group;
   AttendScratch s;
   s.width = width;
-  s.q = base, s.sum = s.q + rows * width, s.k = s.sum + rows * width, s.v = s.k + kAttendBlock * width;
-  s.score = s.v + kAttendBlock * width, s.most = s.score + kAttendBlock, s.weight = s.most + rows;
+  // Eight cells, and scores, more than a block: the last group of eight may begin inside it.
+  s.q = base, s.sum = s.q + rows * width, s.k = s.sum + rows * width, s.v = s.k + (kAttendBlock + 8) * width;
+  s.score = s.v + kAttendBlock * width, s.most = s.score + kAttendBlock + 8, s.weight = s.most + rows;
   return s;
 }
 
-// score[i] = q . k[i] for cells [begin, end) of the block. A dot product is lane sums, then a fixed tree over lanes.
+// score[i] = q . k[i] for cells [begin, end) of the block, eight at a time; what stands after `end` is masked later.
+// A dot product is lane sums, then a fixed tree over lanes.
 MINFER_INLINE void score_block(const float* q, const float* k, int64_t width, int begin, int end, float* score) {
   for (int i = begin; i < end; i += 8) {
-    const int n = end - i < 8 ? end - i : 8;
-    VF total[8] = {};
-    if (n == 8) {
-      for (int64_t d = 0; d < width; d += kLanes) {
-        const VF x = load<VF>(q + d);
-#pragma GCC unroll 8
-        for (int u = 0; u < 8; ++u) total[u] = fma(x, load<VF>(k + (i + u) * width + d), total[u]);
-      }
-    } else {
-      for (int u = 0; u < n; ++u)
-        for (int64_t d = 0; d < width; d += kLanes) total[u] = fma(load<VF>(q + d), load<VF>(k + (i + u) * width + d), total[u]);
+    const float* cell = k + i * width;
+    VF total[8];
+    for (int u = 0; u < 8; ++u) total[u] = load<VF>(q) * load<VF>(cell + u * width);
+    for (int64_t d = kLanes; d < width; d += kLanes) {
+      const VF x = load<VF>(q + d);
+      for (int u = 0; u < 8; ++u) total[u] = fma(x, load<VF>(cell + u * width + d), total[u]);
     }
     F8 folded[8];
     for (int u = 0; u < 8; ++u) folded[u] = fold(total[u]);
-    const F8 scores = sums8(folded);
-    std::memcpy(score + i, &scores, 4 * n);
+    store(score + i, sums8(folded));
   }
 }
 
@@ -68,8 +64,9 @@ MINFER_INLINE void weigh_block(const float* weight, const float* v, int64_t widt
 // One query head meets cells [begin, end) of the block in scratch.
 MINFER_INLINE void attend_row(const AttendTile& tile, const AttendScratch& s, int64_t row, int begin, int end) {
   float* sum = s.sum + row * s.width;
-  for (int i = 0; i < kAttendBlock; ++i) s.score[i] = -INFINITY;
   score_block(s.q + row * s.width, s.k, s.width, begin, end, s.score);
+  for (int i = 0; i < begin; ++i) s.score[i] = -INFINITY;
+  for (int i = end; i < kAttendBlock; ++i) s.score[i] = -INFINITY;
   VF most = splat<VF>(-INFINITY);
   for (int i = 0; i < kAttendBlock; i += kLanes) {
     VF score = load<VF>(s.score + i);

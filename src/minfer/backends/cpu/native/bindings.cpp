@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -209,6 +210,8 @@ class PyProgram {
   }
 
   void run() { program_.run(); }
+  void profile(bool on) { program_.profile(on); }
+  std::vector<std::pair<std::string, double>> profiled() const { return program_.profiled(); }
   size_t size() const { return program_.size(); }
   size_t barriers() const { return program_.barriers(); }
 
@@ -314,6 +317,8 @@ NB_MODULE(_native, m) {
       .def("project", &PyProgram::project, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg().none(), nb::arg())
       .def("run", &PyProgram::run, nb::call_guard<nb::gil_scoped_release>())
+      .def("profile", &PyProgram::profile)
+      .def("profiled", &PyProgram::profiled)
       .def_prop_ro("size", &PyProgram::size)
       .def_prop_ro("barriers", &PyProgram::barriers);
 }

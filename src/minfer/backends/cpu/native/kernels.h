@@ -23,7 +23,7 @@ struct AttendTile {
 
 constexpr int64_t attend_scratch_floats(int64_t rows, int64_t head_dim) {
   const int64_t width = round_up(head_dim, 16);
-  return 2 * rows * width + 2 * kAttendBlock * width + kAttendBlock + 2 * rows;
+  return 2 * rows * width + (2 * kAttendBlock + 8) * width + kAttendBlock + 8 + 2 * rows;
 }
 
 struct Kernels {

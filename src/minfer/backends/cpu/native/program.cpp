@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <new>
 
@@ -28,6 +29,8 @@ void Workspace::reserve(int64_t shared_bytes, int64_t thread_bytes) {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 bool conflict(const Range& a, const Range& b) {
   return (a.write || b.write) && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
 }
@@ -53,14 +56,29 @@ size_t Program::barriers() const {
   return std::count_if(operations_.begin(), operations_.end(), [](const auto& op) { return op->waits; });
 }
 
+void Program::profile(bool on) { seconds_.assign(on ? operations_.size() : 0, 0.0); }
+
+std::vector<std::pair<std::string, double>> Program::profiled() const {
+  std::vector<std::pair<std::string, double>> result;
+  for (size_t i = 0; i < seconds_.size(); ++i) result.emplace_back(operations_[i]->name, seconds_[i]);
+  return result;
+}
+
 void Program::run() {
   for (const auto& operation : operations_) operation->prepare(), operation->reset();
   Workspace& w = *workspace_;
   w.pool().run([&](int thread) {
     Thread me{w.kernels(), w.pool(), w.shared(), w.scratch(thread)};
-    for (const auto& operation : operations_) {
-      if (operation->waits) me.pool.barrier();
-      operation->run(me);
+    const bool timed = thread == 0 && !seconds_.empty();
+    auto before = timed ? Clock::now() : Clock::time_point();
+    for (size_t i = 0; i < operations_.size(); ++i) {
+      if (operations_[i]->waits) me.pool.barrier();
+      operations_[i]->run(me);
+      if (timed) {
+        const auto now = Clock::now();
+        seconds_[i] += std::chrono::duration<double>(now - before).count();
+        before = now;
+      }
     }
   });
   for (const auto& operation : operations_) operation->finish();

@@ -106,11 +106,16 @@ class Program {
 
   size_t size() const { return operations_.size(); }
   size_t barriers() const;
+
+  // Seconds of the caller's thread by operation, waits included, summed over the runs since profiling began.
+  void profile(bool on);
+  std::vector<std::pair<std::string, double>> profiled() const;
   const Workspace& workspace() const { return *workspace_; }
 
  private:
   std::shared_ptr<Workspace> workspace_;
   std::vector<std::unique_ptr<Operation>> operations_;
+  std::vector<double> seconds_;  // empty: not profiling
   std::vector<Range> pending_;  // of the operations since the last barrier
 };
 

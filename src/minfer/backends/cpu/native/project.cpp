@@ -11,6 +11,8 @@ namespace {
 constexpr int64_t kOwnTokens = 2;
 // A one-token task reads about this many bytes of weights: small enough to end together, large enough to be worth taking.
 constexpr int64_t kTaskBytes = 16384;
+// Many tokens are multiplied in blocks whose activations stay in the L2 cache while panels of rows pass by.
+constexpr int64_t kBlockTokens = 128;
 
 class Project : public Operation {
  public:
@@ -33,7 +35,7 @@ class Project : public Operation {
   int64_t thread_bytes(const Kernels& k) const override {
     int64_t most_rows = 0;
     for (const Matrix& w : a_.segments) most_rows = std::max(most_rows, task_rows(w, k));
-    const int64_t tiles = a_.epilogue == Epilogue::None ? 0 : 2 * most_rows * a_.n_tokens * 4;
+    const int64_t tiles = a_.epilogue == Epilogue::None ? 0 : 2 * most_rows * std::min(a_.n_tokens, kBlockTokens) * 4;
     return kOwnTokens * token_bytes() + 4 * round_up(a_.n_in, 16) + unpack_bytes(k) + tiles + 256;
   }
 
@@ -84,12 +86,17 @@ class Project : public Operation {
     if (any_block_) k.quantize_row(row, a_.n_in, base + t * q8_bytes());
   }
 
-  void multiply(const Kernels& k, const Matrix& w, int64_t r0, int64_t r1, const Activations& x, float* out, int64_t stride,
-                uint8_t* scratch) const {
-    if (is_float(w.type)) k.matmul_float(w, r0, r1, x, a_.n_tokens, out, stride, reinterpret_cast<float*>(scratch));
-    else if (many(k)) k.gemm(w, r0, r1, x, a_.n_tokens, out, stride, scratch);
-    else k.matvec(w, r0, r1, x, a_.n_tokens, out, stride);
+  // Tokens [t0, t0 + n) times rows [r0, r1).
+  void multiply(const Kernels& k, const Matrix& w, int64_t r0, int64_t r1, Activations x, int64_t t0, int64_t n, float* out,
+                int64_t stride, uint8_t* scratch) const {
+    x.f32 += t0 * x.f32_stride, x.q8 += t0 * x.q8_stride;
+    if (is_float(w.type)) k.matmul_float(w, r0, r1, x, n, out, stride, reinterpret_cast<float*>(scratch));
+    else if (many(k)) k.gemm(w, r0, r1, x, n, out, stride, scratch);
+    else k.matvec(w, r0, r1, x, n, out, stride);
   }
+
+  int64_t blocks() const { return (a_.n_tokens + kBlockTokens - 1) / kBlockTokens; }
+  int64_t block_size(int64_t block) const { return std::min(kBlockTokens, a_.n_tokens - block * kBlockTokens); }
 
   void run_segments(Thread& thread, const Activations& x, uint8_t* scratch) {
     float* tile = reinterpret_cast<float*>(scratch + unpack_bytes(thread.k));
@@ -98,18 +105,19 @@ class Project : public Operation {
       const int64_t rows = task_rows(a_.segments[s], thread.k);
       total += tasks[s] = (a_.segments[s].n_out + rows - 1) / rows;
     }
-    share(1, total, [&](int64_t task) {
+    share(1, total * blocks(), [&](int64_t number) {
+      int64_t task = number % total, column = 0;
       size_t s = 0;
-      int64_t column = 0;
       for (; task >= tasks[s]; ++s) task -= tasks[s], column += a_.segments[s].n_out;
+      const int64_t block = number / total, t0 = block * kBlockTokens, n_tokens = block_size(block);
       const Matrix& w = a_.segments[s];
       const int64_t rows = task_rows(w, thread.k), r0 = task * rows, r1 = std::min(r0 + rows, w.n_out), n = r1 - r0;
-      float* out = a_.out + column + r0;
-      if (a_.epilogue == Epilogue::None) return multiply(thread.k, w, r0, r1, x, out, width_, scratch);
+      float* out = a_.out + t0 * width_ + column + r0;
+      if (a_.epilogue == Epilogue::None) return multiply(thread.k, w, r0, r1, x, t0, n_tokens, out, width_, scratch);
       // Not straight into `out`: the residual may lie there.
-      multiply(thread.k, w, r0, r1, x, tile, rows, scratch);
-      for (int64_t t = 0; t < a_.n_tokens; ++t) {
-        const float* add = a_.epilogue == Epilogue::Bias ? a_.biases[s] + r0 : a_.residual + t * width_ + column + r0;
+      multiply(thread.k, w, r0, r1, x, t0, n_tokens, tile, rows, scratch);
+      for (int64_t t = 0; t < n_tokens; ++t) {
+        const float* add = a_.epilogue == Epilogue::Bias ? a_.biases[s] + r0 : a_.residual + (t0 + t) * width_ + column + r0;
         thread.k.binary(Binary::Add, add, tile + t * rows, n, out + t * width_);
       }
     });
@@ -117,16 +125,18 @@ class Project : public Operation {
 
   void run_joined(Thread& thread, const Activations& x, uint8_t* scratch) {
     const Matrix &gate = a_.segments[0], &up = a_.segments[1];
+    const Binary join = a_.epilogue == Epilogue::SwiGLU ? Binary::SwiGLU : Binary::GeGLU;
     const int64_t rows = std::min(task_rows(gate, thread.k), task_rows(up, thread.k));
+    const int64_t total = (gate.n_out + rows - 1) / rows;
     float* first = reinterpret_cast<float*>(scratch + unpack_bytes(thread.k));
-    float* second = first + rows * a_.n_tokens;
-    share(1, (gate.n_out + rows - 1) / rows, [&](int64_t task) {
-      const int64_t r0 = task * rows, r1 = std::min(r0 + rows, gate.n_out);
-      multiply(thread.k, gate, r0, r1, x, first, rows, scratch);
-      multiply(thread.k, up, r0, r1, x, second, rows, scratch);
-      const Binary join = a_.epilogue == Epilogue::SwiGLU ? Binary::SwiGLU : Binary::GeGLU;
-      for (int64_t t = 0; t < a_.n_tokens; ++t)
-        thread.k.binary(join, first + t * rows, second + t * rows, r1 - r0, a_.out + t * width_ + r0);
+    float* second = first + rows * std::min(a_.n_tokens, kBlockTokens);
+    share(1, total * blocks(), [&](int64_t number) {
+      const int64_t block = number / total, t0 = block * kBlockTokens, n_tokens = block_size(block);
+      const int64_t r0 = number % total * rows, r1 = std::min(r0 + rows, gate.n_out);
+      multiply(thread.k, gate, r0, r1, x, t0, n_tokens, first, rows, scratch);
+      multiply(thread.k, up, r0, r1, x, t0, n_tokens, second, rows, scratch);
+      for (int64_t t = 0; t < n_tokens; ++t)
+        thread.k.binary(join, first + t * rows, second + t * rows, r1 - r0, a_.out + (t0 + t) * width_ + r0);
     });
   }
 

@@ -54,7 +54,7 @@ MINFER_INLINE To bits(From from) {
 
 template <class V>
 MINFER_INLINE V splat(float x) {
-  return V{} + x;
+  return x - V{};  // folds to a broadcast, which 0 + x (that loses -0) would not
 }
 
 // The first n < lanes values, the rest zero; and the store that leaves the rest alone.
@@ -76,12 +76,5 @@ MINFER_INLINE V vmax(V a, V b) {
 }
 
 MINFER_INLINE VF vabs(VF v) { return bits<VF>(bits<VW>(v) & 0x7fffffffu); }
-
-// 16 bytes to 32 codes: low nibbles, then high nibbles.
-MINFER_INLINE U8x32 nibbles(const uint8_t* p) {
-  const U8x16 v = load<U8x16>(p);
-  struct { U8x16 low, high; } pair{v & 15, v >> 4};
-  return bits<U8x32>(pair);
-}
 
 }  // namespace minfer::MINFER_ISA

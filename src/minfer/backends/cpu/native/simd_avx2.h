@@ -24,30 +24,44 @@ MINFER_INLINE F8 uint8x8(const void* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
 }
 
-// Eight halves that lie `stride` bytes apart.
-MINFER_INLINE F8 half8_strided(const uint8_t* p, int64_t stride) {
-  const auto at = [&](int i) {
-    int16_t h;
-    std::memcpy(&h, p + i * stride, 2);
-    return h;
-  };
-  return _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
+// 16 bytes to 32 codes: low nibbles, then high nibbles.
+MINFER_INLINE U8x32 nibbles(const uint8_t* p) {
+  const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(v), _mm_srli_epi16(v, 4), 1);
+  return bits<U8x32>(_mm256_and_si256(both, _mm256_set1_epi8(15)));
 }
 
-// Eight pairs of halves that lie `stride` bytes apart.
-MINFER_INLINE void half8_pairs(const uint8_t* p, int64_t stride, F8& first, F8& second) {
+// Eight halves that lie `stride` bytes apart, those beyond `last` bytes being the one there. Inserts one by one: a vector
+// put together in memory stalls.
+MINFER_INLINE F8 half8_strided(const uint8_t* p, int64_t stride, int64_t last) {
+  const auto at = [&](int i) { return load_u16(p + (i * stride < last ? i * stride : last)); };
+  __m128i h = _mm_cvtsi32_si128(at(0));
+  h = _mm_insert_epi16(h, at(1), 1);
+  h = _mm_insert_epi16(h, at(2), 2);
+  h = _mm_insert_epi16(h, at(3), 3);
+  h = _mm_insert_epi16(h, at(4), 4);
+  h = _mm_insert_epi16(h, at(5), 5);
+  h = _mm_insert_epi16(h, at(6), 6);
+  return _mm256_cvtph_ps(_mm_insert_epi16(h, at(7), 7));
+}
+
+// Eight pairs of halves, likewise.
+MINFER_INLINE void half8_pairs(const uint8_t* p, int64_t stride, int64_t last, F8& first, F8& second) {
   const auto at = [&](int i) {
-    int32_t pair;
-    std::memcpy(&pair, p + i * stride, 4);
-    return pair;
+    int word;
+    std::memcpy(&word, p + (i * stride < last ? i * stride : last), 4);
+    return word;
   };
-  const __m256i pairs = _mm256_setr_epi32(at(0), at(1), at(4), at(5), at(2), at(3), at(6), at(7));
-  // Within each 128 bits: first halves to the low quad, second halves to the high quad.
-  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
-  const __m256i sorted = _mm256_shuffle_epi8(pairs, order);  // f0 f1 f4 f5 s0 s1 s4 s5 | f2 f3 f6 f7 s2 s3 s6 s7
-  const __m128i low = _mm256_castsi256_si128(sorted), high = _mm256_extracti128_si256(sorted, 1);
-  first = _mm256_cvtph_ps(_mm_unpacklo_epi32(low, high));  // f0 f1 f2 f3 f4 f5 f6 f7
-  second = _mm256_cvtph_ps(_mm_unpackhi_epi32(low, high));
+  const auto four = [&](int i) {
+    __m128i v = _mm_cvtsi32_si128(at(i));
+    v = _mm_insert_epi32(v, at(i + 1), 1);
+    v = _mm_insert_epi32(v, at(i + 2), 2);
+    return _mm_insert_epi32(v, at(i + 3), 3);
+  };
+  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  const __m128i a = _mm_shuffle_epi8(four(0), order), b = _mm_shuffle_epi8(four(4), order);  // firsts, then seconds
+  first = _mm256_cvtph_ps(_mm_unpacklo_epi64(a, b));
+  second = _mm256_cvtph_ps(_mm_unpackhi_epi64(a, b));
 }
 
 MINFER_INLINE float sum(F8 v) {
@@ -144,6 +158,7 @@ struct Sum {
     if (kMaxCode < 0) b = _mm256_sign_epi8(b, a), a = _mm256_abs_epi8(a);
     const __m256i pairs = _mm256_maddubs_epi16(a, b);
     narrow = first ? pairs : _mm256_add_epi16(narrow, pairs);
+    asm("" : "+x"(narrow));  // adds in this order: a tree of sums, as GCC would have it, does not fit the registers
   }
   MINFER_INLINE void flush(bool first) {
     const __m256i quads = _mm256_madd_epi16(narrow, _mm256_set1_epi16(1));

@@ -17,18 +17,14 @@ MINFER_INLINE uint32_t load_u32(const uint8_t* p) {
   return word;
 }
 
-// The f16 scale (and minimum) at the head of n blocks that lie `stride` bytes apart; zero for the blocks that are not there.
+// The f16 scale (and minimum) at the head of n blocks that lie `stride` bytes apart. Lanes beyond them repeat the last
+// block: activations are zero there.
 MINFER_INLINE F8 head_scales(const uint8_t* p, int64_t stride, int n) {
-  if (n == 8) return half8_strided(p, stride);
-  uint16_t h[8] = {};
-  for (int i = 0; i < n; ++i) std::memcpy(&h[i], p + i * stride, 2);
-  return half8(h);
+  return n == 8 ? half8_strided(p, stride, 7 * stride) : half8_strided(p, stride, (n - 1) * stride);
 }
 MINFER_INLINE void head_pairs(const uint8_t* p, int64_t stride, int n, F8& first, F8& second) {
-  if (n == 8) return half8_pairs(p, stride, first, second);
-  uint32_t h[8] = {};
-  for (int i = 0; i < n; ++i) std::memcpy(&h[i], p + i * stride, 4);
-  half8_pairs(reinterpret_cast<const uint8_t*>(h), 4, first, second);
+  if (n == 8) half8_pairs(p, stride, 7 * stride, first, second);
+  else half8_pairs(p, stride, (n - 1) * stride, first, second);
 }
 
 template <Type>
