@@ -3,5 +3,5 @@
 #define MINFER_NAME "avx512"
 #define MINFER_TABLE kAvx512
 #define MINFER_SIMD "simd_avx512.h"
-#define MINFER_GEMM_TOKENS 5
+#define MINFER_GEMM_TOKENS 3
 #include "kernels.inc"

@@ -2,5 +2,5 @@
 #define MINFER_NAME "neon"
 #define MINFER_TABLE kNeon
 #define MINFER_SIMD "simd_neon.h"
-#define MINFER_GEMM_TOKENS 5
+#define MINFER_GEMM_TOKENS 3
 #include "kernels.inc"

@@ -7,6 +7,7 @@
 namespace minfer::MINFER_ISA {
 
 constexpr int kFewTokens = 8;
+constexpr int64_t kPrefetchBytes = 2048;
 
 // Products of one chunk: block j of `codes(j)` with the activation codes at x, times scaled[j].
 template <class C, class Codes>
@@ -31,34 +32,52 @@ MINFER_INLINE void scale_chunk(const Scales& s, const Q8Row& x, int64_t b, float
   }
 }
 
+// One chunk of kRows rows, n blocks of it: rows take turns, so that one's sums need not wait for another's.
+template <class C, int kRows>
+MINFER_INLINE void dot_chunk(const uint8_t* const p[kRows], int n, const Q8Row& x, int64_t b, F8 (&total)[kRows][2],
+                             F8 (&low)[kRows]) {
+  alignas(32) float scaled[kRows][16];
+  for (int i = 0; i < kRows; ++i) {
+    // The hardware's own prefetch stops at every page, and rows are a stream from memory.
+    for (int64_t line = 0; line < C::kChunkBytes; line += 64) __builtin_prefetch(p[i] + kPrefetchBytes + line);
+    Scales s;
+    C::scales(p[i], n, s);
+    scale_chunk<C>(s, x, b, scaled[i], low[i]);
+  }
+  const int8_t* codes = x.codes + 32 * b;
+  if (n == 8) {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j)
+      for (int i = 0; i < kRows; ++i) dot_block<C>(C::codes(p[i], j), codes, scaled[i], j, total[i][j % 2]);
+  } else {
+    for (int j = 0; j < n; j += 2)
+      for (int i = 0; i < kRows; ++i) dot_block<C>(C::codes(p[i], j), codes, scaled[i], j, total[i][0]);
+    for (int j = 1; j < n; j += 2)
+      for (int i = 0; i < kRows; ++i) dot_block<C>(C::codes(p[i], j), codes, scaled[i], j, total[i][1]);
+  }
+}
+
+template <class C, int kRows>
+MINFER_INLINE void dot_rows(const Matrix& w, int64_t r, const Q8Row& x, float* out) {
+  const int64_t n_blocks = w.n_in / 32;
+  F8 total[kRows][2] = {}, low[kRows] = {};
+  const uint8_t* p[kRows];
+  for (int i = 0; i < kRows; ++i) p[i] = w.data + (r + i) * w.row_bytes;
+  int64_t b = 0;
+  for (; b + 8 <= n_blocks; b += 8) {
+    dot_chunk<C, kRows>(p, 8, x, b, total, low);
+    for (int i = 0; i < kRows; ++i) p[i] += C::kChunkBytes;
+  }
+  if (b < n_blocks) dot_chunk<C, kRows>(p, static_cast<int>(n_blocks - b), x, b, total, low);
+  for (int i = 0; i < kRows; ++i) out[i] = sum((total[i][0] + total[i][1]) + low[i]);
+}
+
 template <class C>
 void matvec_one(const Matrix& w, int64_t r0, int64_t r1, const Q8Row& x, float* out) {
-  const int64_t n_blocks = w.n_in / 32;
-  for (int64_t r = r0; r < r1; ++r) {
-    const uint8_t* p = w.data + r * w.row_bytes;
-    F8 even{}, odd{}, low{};
-    int64_t b = 0;
-    for (; b + 8 <= n_blocks; b += 8, p += C::kChunkBytes) {
-      Scales s;
-      alignas(32) float scaled[16];
-      C::scales(p, 8, s);
-      scale_chunk<C>(s, x, b, scaled, low);
-#pragma GCC unroll 4
-      for (int j = 0; j < 8; j += 2) {
-        dot_block<C>(C::codes(p, j), x.codes + 32 * b, scaled, j, even);
-        dot_block<C>(C::codes(p, j + 1), x.codes + 32 * b, scaled, j + 1, odd);
-      }
-    }
-    if (b < n_blocks) {
-      const int n = static_cast<int>(n_blocks - b);
-      Scales s;
-      alignas(32) float scaled[16];
-      C::scales(p, n, s);
-      scale_chunk<C>(s, x, b, scaled, low);
-      for (int j = 0; j < n; ++j) dot_block<C>(C::codes(p, j), x.codes + 32 * b, scaled, j, j % 2 ? odd : even);
-    }
-    out[r - r0] = sum((even + odd) + low);
-  }
+  constexpr int kRows = C::kGroup == 16 ? 1 : 2;  // two scales a block and row leave no registers for a second row
+  int64_t r = r0;
+  for (; r + kRows <= r1; r += kRows) dot_rows<C, kRows>(w, r, x, out + r - r0);
+  if (r < r1) dot_rows<C, 1>(w, r, x, out + r - r0);
 }
 
 // Up to kFewTokens tokens: a chunk's codes are unpacked once.

@@ -1,13 +1,17 @@
 #include "pool.h"
 
+#include <chrono>
+
 namespace minfer {
 
 namespace {
 
-// Looks at the condition before a thread gives up its core: long enough for the next operation (about 50 us), too short
-// to matter for a machine that runs other things.
-constexpr int kSpins = 2000;
-constexpr int kYields = 200;
+using Clock = std::chrono::steady_clock;
+
+// How long a thread spins before it gives up its core. Inside a run the others are at work and will come: a yield there
+// may cost a whole time slice on a busy machine. After a run the next step of a generation follows within this time.
+constexpr auto kBarrierSpin = std::chrono::milliseconds(2);
+constexpr auto kIdleSpin = std::chrono::microseconds(300);
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -17,17 +21,16 @@ inline void relax() {
 #endif
 }
 
-// True once `done` holds; false after a bounded wait.
+// True once `done` holds; false after `longest`.
 template <class Done>
-bool spin_until(Done done) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (done()) return true;
-    relax();
-  }
-  for (int i = 0; i < kYields; ++i) {
-    if (done()) return true;
-    std::this_thread::yield();
-  }
+bool spin_until(Done done, Clock::duration longest) {
+  const auto end = Clock::now() + longest;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (done()) return true;
+      relax();
+    }
+  } while (Clock::now() < end);
   return false;
 }
 
@@ -67,16 +70,17 @@ void Pool::barrier() {
     generation_.store(generation + 1, std::memory_order_release);
     return;
   }
-  // The others are at work: where there are fewer cores than threads, they need this one.
-  while (!spin_until([&] { return generation_.load(std::memory_order_acquire) != generation; })) {
-  }
+  const auto opened = [&] { return generation_.load(std::memory_order_acquire) != generation; };
+  // Where there are fewer cores than threads, the others need this one.
+  if (!spin_until(opened, kBarrierSpin))
+    while (!opened()) std::this_thread::yield();
 }
 
 void Pool::serve(int thread) {
   unsigned seen = 0;
   for (;;) {
     const auto called = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
-    if (!spin_until(called)) {
+    if (!spin_until(called, kIdleSpin)) {
       std::unique_lock<std::mutex> lock(sleep_);
       ++asleep_;
       wake_.wait(lock, called);
