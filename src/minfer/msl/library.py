@@ -1,0 +1,287 @@
+"""`Library`: Metal source to callable kernels, on any CPU.
+
+    lib = Library(source)
+    add = lib.kernel("add", constants={"bias": 2})
+    add(groups, threads, x, y)          # numpy arrays, in order of their [[buffer(n)]]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import runtime
+from .compiler import build, select
+from .emit import constant_text
+from .emit_cpp import emit_cpp
+from .errors import LaunchError, MslError
+from .frontend import parse
+from .preprocess import Preprocessor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .compiler import Compiler
+    from .emit import Value
+    from .unit import Instance, Param
+
+FLAGS = {"fast": ["-O2"]}
+Key = tuple[str, tuple[tuple[str, "Value"], ...]]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A kernel's argument: `kind` is buffer or threadgroup, `writable` tells whether the kernel may store through it,
+    `optional` whether a function constant may leave it out."""
+
+    name: str
+    kind: str
+    index: int
+    writable: bool
+    optional: bool
+
+
+class Library:
+    """A Metal source, parsed and checked; kernels are compiled when they are asked for.
+
+    `include_dirs` are the only places an #include may read (besides Metal's own headers, which are built in);
+    `defines` are macros; `compiler` is g++, clang, zig or a command. Raises SourceError with file and line.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        name: str = "source.metal",
+        include_dirs: Sequence[Path | str] = (),
+        defines: Mapping[str, str] | None = None,
+        compiler: str | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        pre = Preprocessor([Path(d) for d in include_dirs], defines)
+        self.unit = parse(pre.run(source, name, directory.resolve() if directory else None), name)
+        self.name = name
+        self._compiler_name = compiler
+        self._built: dict[tuple[str, Key], int] = {}
+        self._loaded: list[ctypes.CDLL] = []
+
+    @classmethod
+    def from_file(cls, path: Path | str, **options: Any) -> Library:
+        """Read a .metal file; quoted includes are looked up beside it too."""
+        path = Path(path)
+        return cls(path.read_text(encoding="utf-8"), name=path.name, directory=path.parent, **options)
+
+    @property
+    def kernel_names(self) -> list[str]:
+        """The host names of all kernels."""
+        return list(self.unit.instances)
+
+    @property
+    def compiler(self) -> Compiler:
+        """The compiler this library uses; raises ToolError where there is none."""
+        return select(self._compiler_name)
+
+    def kernel(self, name: str, constants: Mapping[str | int, Value] | None = None) -> Kernel:
+        """A kernel by its host name, with function constants by name or by index.
+
+        Raises MslError for an unknown kernel or constant, and for a constant that the kernel needs and is not given.
+        """
+        return Kernel(self, self._key(name, constants or {}))
+
+    def _key(self, name: str, constants: Mapping[str | int, Value]) -> Key:
+        if name not in self.unit.instances:
+            known = ", ".join(list(self.unit.instances)[:8])
+            raise MslError(f"no kernel {name!r} in {self.name}; it has {len(self.unit.instances)}: {known} ...")
+        instance = self.unit.instances[name]
+        by_index = {c.index: c for c in self.unit.constants.values()}
+        given: dict[str, Value] = {}
+        for which, value in constants.items():
+            constant = by_index.get(which) if isinstance(which, int) else self.unit.constants.get(which)
+            if constant is None:
+                raise MslError(f"{self.name} has no function constant {which!r}")
+            if constant.name in instance.constants:
+                try:
+                    constant_text(constant, value)
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise MslError(str(error)) from error
+                given[constant.name] = value
+        tokens = self.unit.tokens
+        asked = {tokens[i + 2].text for i, t in enumerate(tokens) if t.text == "is_function_constant_defined"}
+        for missing in instance.constants:
+            if missing not in given and missing not in asked:
+                c = self.unit.constants[missing]
+                raise MslError(f"kernel {name!r} needs function constant {c.name!r} (index {c.index}, {c.type})")
+        return name, tuple(sorted(given.items()))
+
+    def prepare(self, wanted: Iterable[tuple[str, Mapping[str | int, Value]]], mode: str = "fast") -> None:
+        """Build several (kernel, constants) in one compilation: much cheaper than one by one."""
+        self._build([self._key(name, constants) for name, constants in wanted], mode)
+
+    def _build(self, keys: Iterable[Key], mode: str) -> None:
+        variants: dict[tuple[tuple[str, Value], ...], dict[str, Instance]] = {}
+        for name, constants in keys:
+            if (mode, (name, constants)) not in self._built:
+                variants.setdefault(constants, {})[name] = self.unit.instances[name]
+        if not variants:
+            return
+        symbols: dict[str, Key] = {}
+        plan = []
+        for constants, instances in variants.items():
+            listed = []
+            for name, instance in instances.items():
+                symbol = "msl_k_" + hashlib.sha256(json.dumps([name, constants]).encode()).hexdigest()[:16]
+                symbols[symbol] = (name, constants)
+                listed.append((symbol, instance))
+            plan.append((dict(constants), listed))
+        text = emit_cpp(self.unit, plan)
+        link = Path(runtime.runtime_path(runtime.runtime_compiler()))
+        path = build(self.compiler, {"kernel.cpp": text}, [*FLAGS[mode], "-march=native"], link=link)
+        loaded = ctypes.CDLL(str(path))
+        self._loaded.append(loaded)
+        for symbol, key in symbols.items():
+            self._built[mode, key] = ctypes.cast(getattr(loaded, symbol), ctypes.c_void_p).value or 0
+
+    def entry(self, key: Key, mode: str) -> int:
+        """The address of a kernel's entry point, built where needed."""
+        if (mode, key) not in self._built:
+            self._build([key], mode)
+        return self._built[mode, key]
+
+
+def _argument(p: Param) -> Argument:
+    return Argument(p.name, p.kind, p.index, not p.const, bool(p.condition))
+
+
+class Kernel:
+    """One kernel with its function constants; call it with a grid and numpy arrays."""
+
+    def __init__(self, library: Library, key: Key) -> None:
+        self.library, self._key = library, key
+        self.name = key[0]
+        self.constants: dict[str, Value] = dict(key[1])
+        source = library.unit.instances[key[0]].kernel
+        self.arguments = sorted((_argument(p) for p in source.params if p.kind != "builtin"), key=lambda a: (a.kind, a.index))
+        self.max_threads = source.max_threads or runtime.MAX_THREADS
+
+    def entry(self, mode: str = "fast") -> int:
+        """The native entry point (compiled on first use)."""
+        return self.library.entry(self._key, mode)
+
+    def __call__(
+        self,
+        groups: int | Sequence[int],
+        threads: int | Sequence[int],
+        *buffers: object,
+        threadgroup_memory: Mapping[int, int] | None = None,
+        order: str = "forward",
+        seed: int = 0,
+        os_threads: int | None = None,
+    ) -> None:
+        """Run: `groups` threadgroups of `threads` threads, buffers in order of their index.
+
+        A buffer is a C-contiguous numpy array (stores land in it), bytes or a numpy scalar (read only), or None where a
+        function constant leaves it out. `threadgroup_memory` maps [[threadgroup(n)]] to bytes. Raises LaunchError.
+        """
+        nominal, count = size3(threads), size3(groups)
+        grid = [a * b for a, b in zip(nominal, count, strict=True)]
+        self._launch(grid, nominal, buffers, threadgroup_memory or {}, order, seed, os_threads)
+
+    def dispatch_threads(
+        self, grid: int | Sequence[int], threads: int | Sequence[int], *buffers: object, threadgroup_memory: Mapping[int, int] | None = None,
+        order: str = "forward", seed: int = 0, os_threads: int | None = None,
+    ) -> None:  # fmt: skip
+        """The same with a grid counted in threads; threadgroups at its edge are smaller where it does not divide."""
+        self._launch(size3(grid), size3(threads), buffers, threadgroup_memory or {}, order, seed, os_threads)
+
+    def _launch(
+        self, grid: list[int], threads: list[int], buffers: Sequence[object], tg: Mapping[int, int], order: str, seed: int, os_threads: int | None
+    ) -> None:
+        records = (runtime.LaunchRecord * 1)()
+        keep = self.fill(records[0], grid, threads, buffers, tg)
+        runtime.run(records, 1, threads=os_threads, order=order, seed=seed, names=[self.name])
+        del keep
+
+    def fill(
+        self, record: runtime.LaunchRecord, grid: list[int], threads: list[int], buffers: Sequence[object], tg: Mapping[int, int], mode: str = "fast"
+    ) -> list[object]:
+        """Write a launch; returns what must stay alive until it has run."""
+        check_sizes(self.name, grid, threads, self.max_threads)
+        slots = [a for a in self.arguments if a.kind == "buffer"]
+        if len(buffers) != len(slots):
+            names = ", ".join(f"{a.name} [[buffer({a.index})]]" for a in slots)
+            raise LaunchError(f"kernel {self.name} takes {len(slots)} buffers ({names}); {len(buffers)} given")
+        keep: list[object] = []
+        for slot, value in zip(slots, buffers, strict=True):
+            if value is None:
+                if not slot.optional:
+                    raise LaunchError(f"kernel {self.name}: {slot.name} [[buffer({slot.index})]] is not bound")
+                continue
+            array = as_array(value, slot.writable, f"kernel {self.name}: {slot.name} [[buffer({slot.index})]]")
+            keep.append(array)
+            record.buffer[slot.index], record.length[slot.index] = array.ctypes.data, array.nbytes
+        fill_threadgroup(self, record, tg)
+        record.entry = self.entry(mode)
+        for i in range(3):
+            record.grid[i], record.threads[i] = grid[i], threads[i]
+            record.groups[i] = -(-grid[i] // threads[i])
+        return keep
+
+
+def size3(value: int | Sequence[int]) -> list[int]:
+    """A Metal size: one to three positive integers, filled up with ones. Raises LaunchError."""
+    given = [value] if isinstance(value, (int, np.integer)) else list(value)
+    if not 1 <= len(given) <= 3 or any(int(v) != v or not 0 <= v < 2**32 for v in given):
+        raise LaunchError(f"a size is one to three non-negative integers, not {value!r}")
+    return [int(v) for v in given] + [1] * (3 - len(given))
+
+
+def check_sizes(name: str, grid: Sequence[int], threads: Sequence[int], max_threads: int) -> None:
+    """Refuse what a Metal device refuses. Raises LaunchError."""
+    if math.prod(threads) < 1 or math.prod(threads) > max_threads:
+        raise LaunchError(f"kernel {name}: {math.prod(threads)} threads a threadgroup {tuple(threads)}; 1 to {max_threads} are allowed")
+    if math.prod(-(-g // t) for g, t in zip(grid, threads, strict=True)) >= 2**32 or any(g >= 2**32 for g in grid):
+        raise LaunchError(f"kernel {name}: the grid {tuple(grid)} is too large")
+
+
+def fill_threadgroup(kernel: Kernel, record: runtime.LaunchRecord, tg: Mapping[int, int]) -> None:
+    """Set the lengths of [[threadgroup(n)]] memory. Raises LaunchError where one is missing, unknown or too long."""
+    slots = {a.index: a for a in kernel.arguments if a.kind == "threadgroup"}
+    for index, length in tg.items():
+        if index not in slots:
+            raise LaunchError(f"kernel {kernel.name} has no [[threadgroup({index})]]")
+        if length <= 0 or length % 16:
+            raise LaunchError(f"kernel {kernel.name}: threadgroup memory {index} of {length} bytes; a positive multiple of 16 is needed")
+        record.tg_length[index] = length
+    for index, a in slots.items():
+        if index not in tg and not a.optional:
+            raise LaunchError(f"kernel {kernel.name}: {a.name} [[threadgroup({index})]] has no length")
+    total = sum(tg.values())
+    if total > runtime.MAX_THREADGROUP_BYTES:
+        raise LaunchError(f"kernel {kernel.name}: {total} bytes of threadgroup memory; a threadgroup has {runtime.MAX_THREADGROUP_BYTES}")
+
+
+def as_array(value: object, writable: bool, what: str) -> np.ndarray[Any, Any]:
+    """A buffer argument as a contiguous array that shares its memory. Raises LaunchError."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        array = np.frombuffer(value, dtype=np.uint8)
+    elif isinstance(value, np.generic):
+        array = np.frombuffer(value.tobytes(), dtype=np.uint8)
+        if writable:
+            raise LaunchError(f"{what} is written by the kernel; pass an array, not a scalar")
+        return array
+    elif isinstance(value, np.ndarray):
+        array = value
+    else:
+        raise LaunchError(f"{what}: {type(value).__name__} is no buffer; pass a numpy array, bytes or a numpy scalar")
+    if not array.flags.c_contiguous:
+        raise LaunchError(f"{what}: the array is not contiguous; a copy would hide the kernel's stores")
+    if writable and not array.flags.writeable:
+        raise LaunchError(f"{what}: the array is read-only and the kernel may write it")
+    return array
