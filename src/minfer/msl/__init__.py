@@ -3,7 +3,8 @@
 `Library(source).kernel(name, constants)(groups, threads, *buffers)` runs a Metal kernel on numpy arrays.
 """
 
+from .checks import Binding, CheckError, Counters, Finding, Report
 from .errors import CompileError, LaunchError, MslError, SourceError, ToolError
 from .library import Argument, Kernel, Library
 
-__all__ = ["Argument", "CompileError", "Kernel", "LaunchError", "Library", "MslError", "SourceError", "ToolError"]
+__all__ = ["Argument", "Binding", "CheckError", "CompileError", "Counters", "Finding", "Kernel", "LaunchError", "Library", "MslError", "Report", "SourceError", "ToolError"]

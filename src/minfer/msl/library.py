@@ -13,11 +13,12 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
 from . import runtime
+from .checks import Binding, Checked, CheckError, Report
 from .compiler import build, select
 from .emit import constant_text
 from .emit_cpp import emit_cpp
@@ -32,8 +33,25 @@ if TYPE_CHECKING:
     from .emit import Value
     from .unit import Instance, Param
 
-FLAGS = {"fast": ["-O2"]}
+INSTRUMENTED = ["-O1", "-g1", "-DMSL_INSTRUMENTED", "-fsanitize=thread"]
+FLAGS = {
+    "fast": ["-O2"],
+    "checked": [*INSTRUMENTED, "-fsanitize=alignment,bounds,integer-divide-by-zero", "-fsanitize-recover=all"],
+    # Program counters must follow the order of the source (see native/checks.cpp).
+    "lockstep": [*INSTRUMENTED, "-fno-inline", "-fno-optimize-sibling-calls"],
+}
 Key = tuple[str, tuple[tuple[str, "Value"], ...]]
+
+
+class RunArguments(TypedDict, total=False):
+    """Options of a launch: `threadgroup_memory` maps [[threadgroup(n)]] to bytes; `order` is forward, backward, shuffled
+    (by `seed`) or lockstep; `os_threads` processors; `count` asks a checked launch for byte counters."""
+
+    threadgroup_memory: Mapping[int, int]
+    order: str
+    seed: int
+    os_threads: int | None
+    count: bool
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,7 @@ class Library:
     ) -> None:
         pre = Preprocessor([Path(d) for d in include_dirs], defines)
         self.unit = parse(pre.run(source, name, directory.resolve() if directory else None), name)
+        self.files = frozenset([name, *(p.name for p in pre.files)])
         self.name = name
         self._compiler_name = compiler
         self._built: dict[tuple[str, Key], int] = {}
@@ -174,44 +193,44 @@ class Kernel:
         """The native entry point (compiled on first use)."""
         return self.library.entry(self._key, mode)
 
-    def __call__(
-        self,
-        groups: int | Sequence[int],
-        threads: int | Sequence[int],
-        *buffers: object,
-        threadgroup_memory: Mapping[int, int] | None = None,
-        order: str = "forward",
-        seed: int = 0,
-        os_threads: int | None = None,
-    ) -> None:
-        """Run: `groups` threadgroups of `threads` threads, buffers in order of their index.
+    def __call__(self, groups: int | Sequence[int], threads: int | Sequence[int], *buffers: object, check: bool = False, **options: Unpack[RunArguments]) -> Report | None:
+        """Run `groups` threadgroups of `threads` threads, with the buffers in order of their index.
 
-        A buffer is a C-contiguous numpy array (stores land in it), bytes or a numpy scalar (read only), or None where a
-        function constant leaves it out. `threadgroup_memory` maps [[threadgroup(n)]] to bytes. Raises LaunchError.
+        A buffer is a C-contiguous numpy array (stores land in it), bytes or a numpy scalar (read only), a `Binding` that
+        declares more about it, or None where a function constant leaves it out. With `check`, every access is checked:
+        returns the Report, or raises CheckError where there are findings. Raises LaunchError.
         """
         nominal, count = size3(threads), size3(groups)
-        grid = [a * b for a, b in zip(nominal, count, strict=True)]
-        self._launch(grid, nominal, buffers, threadgroup_memory or {}, order, seed, os_threads)
+        return self._launch([a * b for a, b in zip(nominal, count, strict=True)], nominal, buffers, check, options)
 
-    def dispatch_threads(
-        self, grid: int | Sequence[int], threads: int | Sequence[int], *buffers: object, threadgroup_memory: Mapping[int, int] | None = None,
-        order: str = "forward", seed: int = 0, os_threads: int | None = None,
-    ) -> None:  # fmt: skip
+    def dispatch_threads(self, grid: int | Sequence[int], threads: int | Sequence[int], *buffers: object, check: bool = False, **options: Unpack[RunArguments]) -> Report | None:
         """The same with a grid counted in threads; threadgroups at its edge are smaller where it does not divide."""
-        self._launch(size3(grid), size3(threads), buffers, threadgroup_memory or {}, order, seed, os_threads)
+        return self._launch(size3(grid), size3(threads), buffers, check, options)
 
-    def _launch(
-        self, grid: list[int], threads: list[int], buffers: Sequence[object], tg: Mapping[int, int], order: str, seed: int, os_threads: int | None
-    ) -> None:
+    def _launch(self, grid: list[int], threads: list[int], buffers: Sequence[object], check: bool, options: RunArguments) -> Report | None:
+        order = options.get("order", "forward")
+        mode = "lockstep" if order == "lockstep" else "checked" if check else "fast"
         records = (runtime.LaunchRecord * 1)()
-        keep = self.fill(records[0], grid, threads, buffers, tg)
-        runtime.run(records, 1, threads=os_threads, order=order, seed=seed, names=[self.name])
+        keep = self.fill(records[0], grid, threads, buffers, options.get("threadgroup_memory", {}), mode, bind_all=not check)
+        checked = None
+        if check:
+            slots = [a.index for a in self.arguments if a.kind == "buffer"]
+            bindings = {i: b for i, b in zip(slots, buffers, strict=True) if isinstance(b, Binding)}
+            checked = Checked(self, records[0], bindings, mode, count=options.get("count", False))
+        runtime.run(records, 1, threads=options.get("os_threads"), order=order, seed=options.get("seed", 0), names=[self.name])
         del keep
+        if checked is None:
+            return None
+        report = checked.report()
+        if report.findings:
+            raise CheckError(report)
+        return report
 
     def fill(
-        self, record: runtime.LaunchRecord, grid: list[int], threads: list[int], buffers: Sequence[object], tg: Mapping[int, int], mode: str = "fast"
-    ) -> list[object]:
-        """Write a launch; returns what must stay alive until it has run."""
+        self, record: runtime.LaunchRecord, grid: list[int], threads: list[int], buffers: Sequence[object], tg: Mapping[int, int],
+        mode: str = "fast", *, bind_all: bool = True,
+    ) -> list[object]:  # fmt: skip
+        """Write a launch; returns what must stay alive until it has run. `bind_all` refuses an unbound buffer at once."""
         check_sizes(self.name, grid, threads, self.max_threads)
         slots = [a for a in self.arguments if a.kind == "buffer"]
         if len(buffers) != len(slots):
@@ -220,12 +239,17 @@ class Kernel:
         keep: list[object] = []
         for slot, value in zip(slots, buffers, strict=True):
             if value is None:
-                if not slot.optional:
+                if bind_all and not slot.optional:
                     raise LaunchError(f"kernel {self.name}: {slot.name} [[buffer({slot.index})]] is not bound")
                 continue
-            array = as_array(value, slot.writable, f"kernel {self.name}: {slot.name} [[buffer({slot.index})]]")
+            what = f"kernel {self.name}: {slot.name} [[buffer({slot.index})]]"
+            binding = value if isinstance(value, Binding) else Binding(value)
+            array = as_array(binding.data, slot.writable and binding.writes != (), what)
             keep.append(array)
-            record.buffer[slot.index], record.length[slot.index] = array.ctypes.data, array.nbytes
+            length = array.nbytes - binding.offset if binding.length is None else binding.length
+            if not 0 <= binding.offset <= array.nbytes or not 0 <= length <= array.nbytes - binding.offset:
+                raise LaunchError(f"{what}: offset {binding.offset} and length {length} leave the {array.nbytes} bytes bound")
+            record.buffer[slot.index], record.length[slot.index] = array.ctypes.data + binding.offset, length
         fill_threadgroup(self, record, tg)
         record.entry = self.entry(mode)
         for i in range(3):

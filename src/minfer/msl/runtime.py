@@ -62,7 +62,9 @@ def library(compiler: Compiler) -> ctypes.CDLL:
     lib = ctypes.CDLL(str(path))
     lib.msl_run.restype = ctypes.c_uint32
     lib.msl_run.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
-    for i, struct in enumerate((LaunchRecord, RunOptions, FailureRecord)):
+    from .checks import ChecksRecord, FindingRecord  # they need this module's constants
+
+    for i, struct in enumerate((LaunchRecord, RunOptions, FailureRecord, ChecksRecord, FindingRecord)):
         if lib.msl_layout(i) != ctypes.sizeof(struct):
             raise ToolError(f"{struct.__name__} does not have the size that the runtime expects")
     return lib

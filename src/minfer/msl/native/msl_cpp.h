@@ -46,7 +46,7 @@ MSL_FN long mulhi(long a, long b) { return (long)(((__int128)a * b) >> 64); }
 #include "msl_rt.h"
 
 // The line of the .metal file where a collective is called: lanes that meet must have come from one place.
-#define MSL_SITE uint site = __builtin_LINE()
+#define MSL_SITE msl_rt::Site site = msl_rt::here(__builtin_LINE())
 
 namespace metal {
 
@@ -57,12 +57,12 @@ MSL_FN mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(uint(a) 
 MSL_FN void threadgroup_barrier(mem_flags flags, MSL_SITE) { msl_rt::barrier(uint(flags), site); }
 MSL_FN void simdgroup_barrier(mem_flags flags, MSL_SITE) {
     uint p;
-    msl_rt::exchange(uint(flags), p, site, msl_rt::COUNT_SIMD_BARRIER);
+    msl_rt::exchange(uint(flags), p, site, msl_rt::COUNT_SIMD_BARRIER, uint(flags));
 }
 
 // ---- simdgroup functions. The first lane that goes on computes a reduction, in the order of a butterfly.
 
-template <class T, class F> MSL_RUNTIME inline T simd_reduce_(T x, F f, uint site) {
+template <class T, class F> MSL_RUNTIME inline T simd_reduce_(T x, F f, msl_rt::Site site) {
     uint p;
     msl_rt::Simdgroup *g = msl_rt::exchange(x, p, site);
     T *result = (T *)g->result[p];
@@ -97,7 +97,7 @@ struct op_or_ { template <class T> MSL_FN T operator()(T a, T b) const { return 
 struct op_xor_ { template <class T> MSL_FN T operator()(T a, T b) const { return T(a ^ b); } };
 
 // Elements that make no difference to the other lanes' sum are the inactive ones; a quad is four neighbouring lanes.
-template <class T, class F> MSL_RUNTIME inline T quad_reduce_(T x, F f, uint site) {
+template <class T, class F> MSL_RUNTIME inline T quad_reduce_(T x, F f, msl_rt::Site site) {
     uint p;
     msl_rt::Simdgroup *g = msl_rt::exchange(x, p, site);
     const uint base = msl_rt::current->lane & ~3u, live = g->mask[p];
@@ -112,7 +112,7 @@ template <class T, class F> MSL_RUNTIME inline T quad_reduce_(T x, F f, uint sit
     return r;
 }
 // f over the active lanes below this one (and this one, when inclusive), of a group of `width` lanes.
-template <class T, class F> MSL_RUNTIME inline T prefix_(T x, F f, T identity, bool inclusive, uint width, uint site) {
+template <class T, class F> MSL_RUNTIME inline T prefix_(T x, F f, T identity, bool inclusive, uint width, msl_rt::Site site) {
     uint p;
     msl_rt::Simdgroup *g = msl_rt::exchange(x, p, site);
     const uint lane = msl_rt::current->lane, live = g->mask[p];
@@ -127,7 +127,7 @@ template <class T, class F> MSL_RUNTIME inline T prefix_(T x, F f, T identity, b
     return r;
 }
 // The value of lane `from`, or `other` where it is outside 0..31 or not active.
-template <class T> MSL_RUNTIME inline T take_(T x, int from, T other, uint site) {
+template <class T> MSL_RUNTIME inline T take_(T x, int from, T other, msl_rt::Site site) {
     uint p;
     msl_rt::Simdgroup *g = msl_rt::exchange(x, p, site);
     return from >= 0 && from < 32 && (g->mask[p] >> from & 1) ? msl_rt::lane_value<T>(g, p, uint(from)) : other;
@@ -179,7 +179,7 @@ MSL_GROUP_FUNCTIONS(simd, 32, simd_reduce_)
 MSL_GROUP_FUNCTIONS(quad, 4, quad_reduce_)
 #undef MSL_GROUP_FUNCTIONS
 
-MSL_RUNTIME inline uint active_(uint site) {
+MSL_RUNTIME inline uint active_(msl_rt::Site site) {
     uint p;
     return msl_rt::exchange(uint(0), p, site)->mask[p];
 }
@@ -191,7 +191,7 @@ template <class T> MSL_FN T quad_broadcast_first(T x, MSL_SITE) {
     const uint live = active_(site) >> MSL_BASE(4) & 15;
     return take_(x, MSL_BASE(4) + __builtin_ctz(live), x, site);
 }
-MSL_RUNTIME inline uint ballot_(bool vote, uint site) {
+MSL_RUNTIME inline uint ballot_(bool vote, msl_rt::Site site) {
     uint p, bits = 0;
     msl_rt::Simdgroup *g = msl_rt::exchange(vote, p, site);
     for (uint i = 0; i < 32; i++) bits |= uint(g->mask[p] >> i & 1 && msl_rt::lane_value<bool>(g, p, i)) << i;
@@ -285,7 +285,7 @@ MSL_RUNTIME inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> 
     float(*result)[2] = (float(*)[2])g->value[p];
     if (!g->ready[p]) {
         float out[32][2];
-        if (g->mask[p] != 0xffffffffu) msl_rt::msl_fail(msl_rt::current, msl_rt::DIVERGENT_SIMD, site, site);
+        if (g->mask[p] != 0xffffffffu) msl_rt::msl_fail(msl_rt::current, msl_rt::DIVERGENT_SIMD, msl_rt::line_of(site), msl_rt::line_of(site));
         multiply_fragments_((const fragment_ *)g->value[p], out);
         MSL_COPY(result, out, sizeof(out));
         g->ready[p] = 1;
@@ -299,7 +299,7 @@ MSL_FN void simdgroup_multiply(simdgroup_matrix<D, 8, 8> &d, const simdgroup_mat
 }
 template <class A, class B> MSL_FN auto operator*(const simdgroup_matrix<A, 8, 8> &a, const simdgroup_matrix<B, 8, 8> &b) {
     simdgroup_matrix<A, 8, 8> d;
-    simdgroup_multiply(d, a, b, 0);
+    simdgroup_multiply(d, a, b, msl_rt::here(0));
     return d;
 }
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
@@ -318,9 +318,12 @@ typedef atomic<bool> atomic_bool;
 typedef atomic<float> atomic_float;
 typedef atomic<ulong> atomic_ulong;
 template <class T> struct bits_of_ { typedef conditional_t<sizeof(T) == 8, ulong, conditional_t<sizeof(T) == 1, uchar, uint>> type; };
-template <class T> MSL_RUNTIME inline T atomic_read_(const volatile T *p, uint kind) {
+template <class T> MSL_RUNTIME inline T atomic_read_(const volatile T *p, uint kind, msl_rt::Site site) {
 #if defined(MSL_INSTRUMENTED)
-    msl_rt::msl_checked_atomic(p, sizeof(T), kind);
+    msl_rt::msl_checked_atomic(p, sizeof(T), kind, site);
+#else
+    (void)kind;
+    (void)site;
 #endif
     typedef typename bits_of_<T>::type B;
     return as_type<T>(B(__atomic_load_n((const volatile B *)p, __ATOMIC_RELAXED)));
@@ -332,27 +335,29 @@ template <class T> MSL_RUNTIME inline bool atomic_swap_(volatile T *p, T &seen, 
     seen = as_type<T>(old);
     return done;
 }
-template <class T, class F> MSL_RUNTIME inline T atomic_update_(volatile T *p, T arg, F f) {
-    T old = atomic_read_(p, 1);
+template <class T, class F> MSL_RUNTIME inline T atomic_update_(volatile T *p, T arg, F f, uint kind, msl_rt::Site site) {
+    T old = atomic_read_(p, kind, site);
     while (!atomic_swap_(p, old, T(f(old, arg)))) {}
     return old;
 }
 struct op_sub_ { template <class T> MSL_FN T operator()(T a, T b) const { return T(a - b); } };
 struct op_set_ { template <class T> MSL_FN T operator()(T, T b) const { return b; } };
 #define MSL_ATOMIC(name, op)                                                                                            \
-    template <class T, class S> MSL_FN T atomic_##name##_explicit(volatile atomic<T> *p, S v, memory_order) {           \
-        return atomic_update_(&p->value, T(v), op());                                                                   \
+    template <class T, class S> MSL_FN T atomic_##name##_explicit(volatile atomic<T> *p, S v, memory_order, MSL_SITE) { \
+        return atomic_update_(&p->value, T(v), op(), 1, site);                                                                   \
     }
 MSL_ATOMIC(fetch_add, op_sum_) MSL_ATOMIC(fetch_sub, op_sub_) MSL_ATOMIC(fetch_min, op_min_) MSL_ATOMIC(fetch_max, op_max_)
 MSL_ATOMIC(fetch_and, op_and_) MSL_ATOMIC(fetch_or, op_or_) MSL_ATOMIC(fetch_xor, op_xor_) MSL_ATOMIC(exchange, op_set_)
 #undef MSL_ATOMIC
-template <class T> MSL_FN T atomic_load_explicit(const volatile atomic<T> *p, memory_order) { return atomic_read_(&p->value, 0); }
-template <class T, class S> MSL_FN void atomic_store_explicit(volatile atomic<T> *p, S v, memory_order) {
-    atomic_update_(&p->value, T(v), op_set_());
+template <class T> MSL_FN T atomic_load_explicit(const volatile atomic<T> *p, memory_order, MSL_SITE) {
+    return atomic_read_(&p->value, 0, site);
+}
+template <class T, class S> MSL_FN void atomic_store_explicit(volatile atomic<T> *p, S v, memory_order, MSL_SITE) {
+    atomic_update_(&p->value, T(v), op_set_(), 2, site);
 }
 template <class T, class S>
-MSL_RUNTIME inline bool atomic_compare_exchange_weak_explicit(volatile atomic<T> *p, T *expected, S desired, memory_order, memory_order) {
-    atomic_read_(&p->value, 1);
+MSL_RUNTIME inline bool atomic_compare_exchange_weak_explicit(volatile atomic<T> *p, T *expected, S desired, memory_order, memory_order, MSL_SITE) {
+    atomic_read_(&p->value, 1, site);
     return atomic_swap_(&p->value, *expected, T(desired));
 }
 MSL_FN void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) {}

@@ -1,10 +1,6 @@
 // What the parts of the runtime share among themselves; kernels never see it.
 #pragma once
-namespace metal {
-template <class T, int N> struct vec;
-template <class T> struct vec<T, 2> { T x, y; template <class A> vec(A a, A b) : x(a), y(b) {} };
-template <class T> struct vec<T, 3> { T x, y, z; template <class A> vec(A a, A b, A c) : x(a), y(b), z(c) {} };
-}  // namespace metal
+#define MSL_HOST
 #include "msl_rt.h"
 
 #include <pthread.h>
@@ -26,6 +22,34 @@ struct RunOptions {
     u32 threads, order;
     u64 seed;
 };
+
+// ---- checked launches (mirrored by checks.py)
+
+enum Kind : u32 {
+    BEYOND_READ = 1, BEYOND_WRITE, NOT_BOUND, MISALIGNED, UNINITIALISED_DEVICE, UNINITIALISED_THREADGROUP, RACE_THREADGROUP,
+    RACE_DEVICE, RACE_GROUPS, BARRIER_DIVERGED, BARRIER_MISSED, COLLECTIVE_DIVERGED, COLLECTIVE_MISSED, WAIT_FOR_EACH_OTHER,
+    UNDECLARED_READ, UNDECLARED_WRITE, BEYOND_THREADGROUP_READ, BEYOND_THREADGROUP_WRITE, CONSTANT_WRITE, INDEX, DIVISION,
+    TOO_MUCH_THREADGROUP,
+};
+struct Finding {
+    u64 pc, other_pc, offset, size, file, count;
+    u32 kind, slot, tid, group, other_tid, other_group, line, other_line, detail, unused;
+};
+struct Binding {  // declared ranges of a slot, as addresses, and what of its buffer holds values
+    u64 start, end, writable_start, writable_end;
+    u8 *initialised;
+    u64 initialised_from;
+};
+struct Checks {
+    Binding binding[MAX_BUFFERS];
+    u64 image_start, image_end;         // the loaded kernel: its constants
+    Finding *finding;
+    u32 max_findings, findings, total, count;
+    u64 barriers, collectives[3];
+    u64 bytes[MAX_BUFFERS][2];
+    u8 *touched[MAX_BUFFERS][2];
+};
+
 struct Job {
     const Launch *launch;
     FailureRecord *failure;
@@ -71,6 +95,8 @@ void record_failure(FailureRecord *f, const Threadgroup *t, const Lane *l, u32 c
 void report_failure(Worker *w, Lane *me, u32 code, u32 a, u32 b);
 void barrier_missed(Worker *w, Lane *me);
 void release_barrier(Worker *w);
+void step(Worker *w, Lane *me, u64 pc, bool collective);
+void collective_missed(Worker *w, Lane *me);
 Lane *lockstep_release(Worker *w, u32 sg);
 void checks_begin_launch(const Launch *d, const RunOptions *o);
 void checks_end_launch(const Launch *d);

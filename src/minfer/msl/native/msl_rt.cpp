@@ -79,7 +79,7 @@ static void fiber_main();
 
 static inline bool runnable(const Lane *l) {
     switch (l->state) {
-        case UNSTARTED: case RUNNING: return true;
+        case UNSTARTED: case RUNNING: case STEPPED: return true;
         case WAIT_SIMD: return l->sg->generation != l->wait;
         case WAIT_GROUP: return l->tg->generation != l->wait;
         default: return false;
@@ -168,7 +168,8 @@ static void leave(Worker *w, Lane *me) {
     me->state = DONE;
     g->alive--;
     t->alive--;
-    if (g->arrived && g->arrived == g->alive) {
+    if (g->arrived && w->checked && !w->lockstep) collective_missed(w, me);
+    if (g->arrived && g->arrived == g->alive && !w->lockstep) {
         g->arrived = 0;
         g->generation++;
     }
@@ -298,7 +299,7 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
         g->alive = m;
         g->arrived = g->generation = 0;
         g->barriers[0] = g->barriers[1] = 0;
-        g->index = s;
+        g->lanes = m;
         for (u32 k = 0; k < m; k++) place[k] = order == BACKWARD ? m - 1 - k : k;
         if (order == SHUFFLED) shuffle(place, m, seed);
         for (u32 k = 0; k < m; k++) {
@@ -309,7 +310,7 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
             l->tg = t;
             l->lane = k;
             l->tid = s * SIMD + k;
-            l->depth = l->site = l->step = 0;
+            l->depth = l->site = 0;
             l->x = x;
             l->y = y;
             l->z = z;
@@ -463,8 +464,8 @@ extern "C" MSL_EXPORT u32 msl_run(const Launch *launches, u32 count, const RunOp
 }
 
 extern "C" MSL_EXPORT u32 msl_layout(u32 what) {
-    const u32 sizes[] = {sizeof(Launch), sizeof(RunOptions), sizeof(FailureRecord)};
-    return what < 3 ? sizes[what] : 0;
+    const u32 sizes[] = {sizeof(Launch), sizeof(RunOptions), sizeof(FailureRecord), sizeof(Checks), sizeof(Finding)};
+    return what < 5 ? sizes[what] : 0;
 }
 
 }  // namespace msl_rt

@@ -19,8 +19,28 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long u64;
 
-enum { SIMD = 32, MAX_LANES = 1024, MAX_BUFFERS = 31, MAX_TGVARS = 64, MAX_TGMEM = 32768, SLOT = 32 };
-enum State : u32 { UNSTARTED, RUNNING, WAIT_SIMD, WAIT_GROUP, WAIT_STEP, DONE };
+enum { SIMD = 32, MAX_LANES = 1024, MAX_BUFFERS = 31, MAX_TGVARS = 64, MAX_TGMEM = 32768, SLOT = 32, MAX_DEPTH = 32 };
+enum State : u32 { UNSTARTED, RUNNING, STEPPED, WAIT_SIMD, WAIT_GROUP, WAIT_STEP, DONE };
+
+// Where a barrier or collective is called. The line is what lanes that meet must share; instrumented code also knows the
+// program counter, which tells how far a lane is.
+#if defined(MSL_INSTRUMENTED) || defined(MSL_HOST)
+struct Site { u32 line; u64 pc; };
+MSL_INLINE Site here(u32 line) {
+    u64 pc;
+#if defined(__x86_64__)
+    asm volatile("lea 0(%%rip), %0" : "=r"(pc));
+#else
+    asm volatile("adr %0, ." : "=r"(pc));
+#endif
+    return Site{line, pc};
+}
+MSL_INLINE u32 line_of(Site s) { return s.line; }
+#else
+typedef u32 Site;
+MSL_INLINE Site here(u32 line) { return line; }
+MSL_INLINE u32 line_of(Site s) { return s; }
+#endif
 
 struct Threadgroup;
 struct Lane;
@@ -43,7 +63,7 @@ struct alignas(64) Simdgroup {
     u32 alive, arrived, generation, site;
     u32 mask[2], ready[2];
     u32 barriers[2];                     // simdgroup barriers passed: with mem_threadgroup, with mem_device
-    u32 index;
+    u32 lanes, flags, expected, released;  // lanes it began with; instrumented code: see checks.cpp
     alignas(64) u8 value[2][SIMD * SLOT];  // what each lane brought to the collective (two, so a fast lane cannot overwrite)
     alignas(64) u8 result[2][SLOT];
 };
@@ -54,12 +74,11 @@ struct Lane {
     Threadgroup *tg;
     u32 state, wait, lane, tid;
     u32 x, y, z, site;
-    u32 slot;
-    u32 step;
+    u32 slot, depth;
     char *stack;
-    u64 key;      // lockstep: where the lane is
-    u32 depth;
-    u32 path[32];
+    u64 pc;               // lockstep: where the lane is, within the innermost call of `path`
+    u64 path[MAX_DEPTH];
+    bool collective;
 };
 
 struct Threadgroup {
@@ -83,24 +102,31 @@ extern "C" {
 MSL_EXPORT void msl_block(Lane *me, u32 state, u32 generation, u32 site);
 [[noreturn]] MSL_EXPORT void msl_fail(Lane *me, u32 code, u32 a, u32 b);
 MSL_EXPORT void *msl_tg_variable(Lane *me, u32 number, u32 size);
-// instrumented builds only
-MSL_EXPORT void msl_checked_arrive(Lane *me, u32 site, u32 count_as);
-MSL_EXPORT void msl_checked_barrier(Lane *me, u32 flags, u32 site);
-MSL_EXPORT void msl_checked_atomic(const volatile void *p, u32 size, u32 kind);
+#if defined(MSL_INSTRUMENTED) || defined(MSL_HOST)
+MSL_EXPORT void msl_collective_enter(Lane *me, Site site);
+MSL_EXPORT void msl_collective_arrive(Lane *me, Site site, u32 count, u32 flags);
+MSL_EXPORT void msl_checked_barrier(Lane *me, u32 flags, Site site);
+MSL_EXPORT void msl_checked_atomic(const volatile void *p, u32 size, u32 kind, Site site);
+#endif
 }
 enum Failure : u32 { OK, DIVERGENT_SIMD, DIVERGENT_BARRIER, DEADLOCK, TG_MEMORY, UNBOUND, STOPPED };
 enum Count : u32 { COUNT_COLLECTIVE, COUNT_SIMD_BARRIER, COUNT_MATRIX };
 
+#if !defined(MSL_HOST)
 // Wait for every live lane of the simdgroup. Returns which of the two value areas belongs to this collective.
-template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, u32 site, u32 count = COUNT_COLLECTIVE) {
+template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site, u32 count = COUNT_COLLECTIVE, u32 flags = 0) {
     static_assert(sizeof(T) <= SLOT, "this type is too wide for a simdgroup function");
     Lane *me = current;
     Simdgroup *g = me->sg;
-    p = g->generation & 1;
 #if defined(MSL_INSTRUMENTED)
+    msl_collective_enter(me, site);
+    p = g->generation & 1;
     ((T *)g->value[p])[me->lane] = x;
-    msl_checked_arrive(me, site, count);
+    msl_collective_arrive(me, site, count, flags);
 #else
+    (void)count;
+    (void)flags;
+    p = g->generation & 1;
     if (g->arrived == 0) {
         g->mask[p] = 0;
         g->ready[p] = 0;
@@ -122,11 +148,12 @@ template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, u32 site,
 
 template <class T> MSL_RUNTIME T lane_value(const Simdgroup *g, u32 p, u32 lane) { return ((const T *)g->value[p])[lane]; }
 
-MSL_RUNTIME inline void barrier(u32 flags, u32 site) {
+MSL_RUNTIME inline void barrier(u32 flags, Site site) {
     Lane *me = current;
 #if defined(MSL_INSTRUMENTED)
     msl_checked_barrier(me, flags, site);
 #else
+    (void)flags;
     Threadgroup *t = me->tg;
     if (t->arrived == 0) t->site = site;
     else if (__builtin_expect(t->site != site, 0)) msl_fail(me, DIVERGENT_BARRIER, t->site, site);
@@ -190,5 +217,6 @@ MSL_ID(quadgroup_index_in_threadgroup, l->tid / 4)
 MSL_ID(quadgroups_per_threadgroup, (t->size + 3) / 4)
 MSL_ID(dispatch_quadgroups_per_threadgroup, (t->launch->threads[0] * t->launch->threads[1] * t->launch->threads[2] + 3) / 4)
 #undef MSL_ID
+#endif  // !MSL_HOST
 
 }  // namespace msl_rt
