@@ -51,6 +51,7 @@ FAILURES = {
     4: "the kernel's threadgroup memory is {a} bytes or more; a threadgroup has {b}",
     5: "buffer {a} is not bound",
     6: "the runtime could not start its threads",
+    7: "loops and calls are nested deeper than {a}",
 }
 
 

@@ -67,7 +67,7 @@ static Finding *add(Lane *me, u32 kind, u32 slot, u64 pc, u64 offset, u64 size, 
 }
 
 void report_failure(Worker *, Lane *me, u32 code, u32 a, u32 b) {
-    static const u32 kinds[] = {0, COLLECTIVE_DIVERGED, BARRIER_DIVERGED, WAIT_FOR_EACH_OTHER, TOO_MUCH_THREADGROUP, NOT_BOUND, 0};
+    static const u32 kinds[] = {0, COLLECTIVE_DIVERGED, BARRIER_DIVERGED, WAIT_FOR_EACH_OTHER, TOO_MUCH_THREADGROUP, NOT_BOUND, 0, 0};
     Finding *f = add(me, kinds[code], ~0u, (u64)a << 32 | b, 0, 0);
     if (f) { f->line = a; f->other_line = b; f->offset = a; f->size = b; f->pc = 0; }
 }
@@ -164,13 +164,16 @@ extern "C" void msl_collective_arrive(Lane *me, Site site, u32 count, u32 flags)
 
 // ---- lockstep: a lane stops before every access; the lanes that are least advanced go on together
 
+// Code is compiled so that addresses follow the order of the source: the lower address is the less advanced, except that
+// within a loop the earlier iteration is.
 static int compare(const Lane *a, const Lane *b) {
-    const u32 n = a->depth < b->depth ? a->depth : b->depth;
-    for (u32 i = 0; i < n; i++)
-        if (a->path[i] != b->path[i]) return a->path[i] < b->path[i] ? -1 : 1;
-    const u64 x = a->depth > n ? a->path[n] : a->pc, y = b->depth > n ? b->path[n] : b->pc;
-    if (x != y) return x < y ? -1 : 1;
-    return a->depth == b->depth ? 0 : a->depth < b->depth ? -1 : 1;
+    for (u32 i = 0;; i++) {
+        const bool more_a = i < a->depth, more_b = i < b->depth;
+        const u64 x = more_a ? a->path[i] : a->pc, y = more_b ? b->path[i] : b->pc;
+        if (x != y) return x < y ? -1 : 1;
+        if (!more_a || !more_b) return (int)more_a - (int)more_b;
+        if (a->iteration[i] != b->iteration[i]) return a->iteration[i] < b->iteration[i] ? -1 : 1;
+    }
 }
 
 void step(Worker *w, Lane *me, u64 pc, bool collective) {
@@ -505,13 +508,22 @@ MSL_EXPORT void *__tsan_memset(void *d, int c, unsigned long n) {
 MSL_EXPORT void __tsan_init() {}
 MSL_EXPORT void __tsan_vptr_update(void **, void *) {}
 MSL_EXPORT void __tsan_vptr_read(void **) {}
-MSL_EXPORT void __tsan_func_entry(void *caller) {
+static void push(u64 pc) {
     Lane *me = current;
-    if (me && me->depth < MAX_DEPTH) me->path[me->depth] = (u64)caller;
-    if (me) me->depth++;
+    if (!me) return;
+    if (me->depth == MAX_DEPTH) msl_fail(me, TOO_DEEP, MAX_DEPTH, 0);
+    me->path[me->depth] = pc;
+    me->iteration[me->depth++] = 0;
 }
-MSL_EXPORT void __tsan_func_exit() {
+static void pop() {
     if (current && current->depth) current->depth--;
+}
+MSL_EXPORT void __tsan_func_entry(void *caller) { push((u64)caller); }
+MSL_EXPORT void __tsan_func_exit() { pop(); }
+namespace msl_rt {
+MSL_EXPORT void msl_loop_enter(u64 pc) { push(pc); }
+MSL_EXPORT void msl_loop_next() { current->iteration[current->depth - 1]++; }
+MSL_EXPORT void msl_loop_leave() { pop(); }
 }
 
 // Undefined-behaviour checks whose handlers are ours: alignment, array bounds, division by zero.

@@ -132,7 +132,7 @@ template <class T> MSL_RUNTIME inline T take_(T x, int from, T other, msl_rt::Si
     msl_rt::Simdgroup *g = msl_rt::exchange(x, p, site);
     return from >= 0 && from < 32 && (g->mask[p] >> from & 1) ? msl_rt::lane_value<T>(g, p, uint(from)) : other;
 }
-#define MSL_LANE int(msl_rt::current->lane)
+#define MSL_LANE int(msl_rt::lane_index())
 #define MSL_GROUP_FUNCTIONS(group, width, reduce)                                                                       \
     template <class T> MSL_FN T group##_sum(T x, MSL_SITE) { return reduce(x, op_sum_(), site); }                        \
     template <class T> MSL_FN T group##_product(T x, MSL_SITE) { return reduce(x, op_product_(), site); }                \

@@ -76,8 +76,10 @@ struct Lane {
     u32 x, y, z, site;
     u32 slot, depth;
     char *stack;
-    u64 pc;               // lockstep: where the lane is, within the innermost call of `path`
-    u64 path[MAX_DEPTH];
+    // Lockstep: how far the lane is. `pc` lies within the innermost entry of `path`; an entry is a call that is being made
+    // (its return address) or a loop (where it starts, and which iteration).
+    u64 pc;
+    u64 path[MAX_DEPTH], iteration[MAX_DEPTH];
     bool collective;
 };
 
@@ -106,11 +108,26 @@ MSL_EXPORT void *msl_tg_variable(Lane *me, u32 number, u32 size);
 MSL_EXPORT void msl_collective_enter(Lane *me, Site site);
 MSL_EXPORT void msl_collective_arrive(Lane *me, Site site, u32 count, u32 flags);
 MSL_EXPORT void msl_checked_barrier(Lane *me, u32 flags, Site site);
+MSL_EXPORT void msl_loop_enter(u64 pc);
+MSL_EXPORT void msl_loop_next();
+MSL_EXPORT void msl_loop_leave();
 MSL_EXPORT void msl_checked_atomic(const volatile void *p, u32 size, u32 kind, Site site);
 #endif
 }
-enum Failure : u32 { OK, DIVERGENT_SIMD, DIVERGENT_BARRIER, DEADLOCK, TG_MEMORY, UNBOUND, STOPPED };
+enum Failure : u32 { OK, DIVERGENT_SIMD, DIVERGENT_BARRIER, DEADLOCK, TG_MEMORY, UNBOUND, STOPPED, TOO_DEEP };
 enum Count : u32 { COUNT_COLLECTIVE, COUNT_SIMD_BARRIER, COUNT_MATRIX };
+
+#if defined(MSL_LOCKSTEP)
+// Around every loop of a lockstep kernel; the translator adds the call of next() to the loop's condition.
+struct Loop {
+    bool first = true;
+    MSL_INLINE Loop(Site s) { msl_loop_enter(s.pc); }
+    MSL_INLINE ~Loop() { msl_loop_leave(); }
+    MSL_INLINE bool once() { const bool now = first; first = false; return now; }
+    MSL_INLINE bool next() { msl_loop_next(); return true; }
+};
+#define MSL_LOOP for (msl_rt::Loop msl_loop(msl_rt::here(0)); msl_loop.once();)
+#endif
 
 #if !defined(MSL_HOST)
 // Wait for every live lane of the simdgroup. Returns which of the two value areas belongs to this collective.
@@ -146,6 +163,7 @@ template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site
     return g;
 }
 
+MSL_RUNTIME inline u32 lane_index() { return current->lane; }
 template <class T> MSL_RUNTIME T lane_value(const Simdgroup *g, u32 p, u32 lane) { return ((const T *)g->value[p])[lane]; }
 
 MSL_RUNTIME inline void barrier(u32 flags, Site site) {
