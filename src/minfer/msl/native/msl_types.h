@@ -117,7 +117,8 @@ struct bfloat {
     MSL_FN float operator op(float a, bfloat b) { return a op b.wide(); }                                       \
     template <class S> MSL_FN enable_if_t<is_integral_v<S>, bfloat> operator op(bfloat a, S b) { return a.wide() op float(b); } \
     template <class S> MSL_FN enable_if_t<is_integral_v<S>, bfloat> operator op(S a, bfloat b) { return float(a) op b.wide(); } \
-    template <class S> MSL_FN bfloat &operator op##=(bfloat & a, S b) { a = a.wide() op float(b); return a; }
+    template <class S> MSL_FN bfloat &operator op##=(bfloat & a, S b) { a = a.wide() op float(b); return a; }     \
+    MSL_FN float &operator op##=(float &a, bfloat b) { return a = a op b.wide(); }
 MSL_BF(+) MSL_BF(-) MSL_BF(*) MSL_BF(/)
 #undef MSL_BF
 #define MSL_BF(op)                                                                        \
