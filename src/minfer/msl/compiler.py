@@ -23,7 +23,7 @@ from .errors import CompileError, ToolError
 NATIVE = Path(__file__).parent / "native"
 COMMON = (
     "-std=c++17 -fPIC -w -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv "
-    "-fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-stack-protector"
+    "-Werror=vla -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-stack-protector"
 ).split()
 MISSING = (
     "no C++ compiler found: install g++ (Debian, Ubuntu: apt install g++), clang, or the ziglang package from PyPI "

@@ -24,14 +24,7 @@ class CppEmitter(Emitter):
             self._mark_loops()
 
     def _mark_loops(self) -> None:
-        tokens = self.tokens
-        stack: list[int] = []
-        pair: dict[int, int] = {}
-        for i, t in enumerate(tokens):
-            if t.text in ("(", "{", "["):
-                stack.append(i)
-            elif t.text in (")", "}", "]"):
-                pair[stack.pop()] = i
+        tokens, pair = self.tokens, self.unit.pair
         closing: set[int] = set()  # the while of a do loop
         for i, t in enumerate(tokens):
             if t.kind != "id" or t.text not in ("for", "while", "do"):

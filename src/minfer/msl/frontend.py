@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .ppexpr import evaluate
+from .refuse import refuse
 from .unit import BUILTINS_1D, BUILTINS_3D, SCALARS, SPACES, Function, FunctionConstant, Instance, Kernel, Param, ThreadgroupVar, Unit
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def parse(tokens: list[Token], file: str) -> Unit:
     """Describe a preprocessed source. Raises SourceError with file and line."""
     unit = Unit(tokens, file)
     _Walker(unit).scope(0, len(tokens), "")
+    refuse(unit)
     for instance in unit.instances.values():
         instance.constants = _constants_used(unit, instance.kernel)
     return unit
@@ -50,7 +52,7 @@ def _constants_used(unit: Unit, kernel: Kernel) -> tuple[str, ...]:
 class _Walker:
     def __init__(self, unit: Unit) -> None:
         self.unit, self.tokens = unit, unit.tokens
-        self.pair = self._match_brackets()
+        self.pair = unit.pair = self._match_brackets()
 
     def _match_brackets(self) -> dict[int, int]:
         pair: dict[int, int] = {}
@@ -277,7 +279,9 @@ class _Walker:
                 raise at.error(f"attribute {attr!r} on a function that is no kernel")
         self.no_threadgroup(*body)
         self.unit.functions.append(
-            Function(self.text(name), (params, self.pair[params] + 1), body, self.names(*body), self.tokens[name].line)
+            Function(
+                self.text(name), (params, self.pair[params] + 1), body, self.names(*body), self.tokens[name].line, template=template is not None
+            )
         )
 
     def variable(self, first: int, end: int, params: int, is_type: bool, scope: str) -> None:
@@ -349,6 +353,8 @@ class _Walker:
         result = [self.text(k) for k in range(first, params - 1) if self.text(k) == "void"]
         if not result:
             raise at.error(f"kernel {name!r} must return void")
+        if name == "main":
+            raise at.error("a kernel cannot be named main")
         if name in self.unit.kernels:
             raise at.error(f"kernel {name!r} is defined twice")
         kernel = Kernel(
@@ -396,6 +402,8 @@ class _Walker:
         space = next((w for w in words if w in SPACES), "")
         star = next((k for k in range(a, end) if self.text(k) in ("*", "&") and self.tokens[k].kind == "op" and not self._inside_angle(a, k)), -1)
         form = "value" if star < 0 else "pointer" if self.text(star) == "*" else "reference"
+        if form == "pointer" and self.text(star + 1) in ("*", "const") and "*" in words[star + 1 - a :]:
+            raise at.error(f"kernel {kernel!r} takes a pointer to a pointer, which is no kernel argument")
         name_at = next((k for k in range(end - 1, a, -1) if self.tokens[k].kind == "id"), -1)
         if self.text(end - 1) in ("]",) and star < 0:
             raise at.error(f"array parameter of kernel {kernel!r}; pass a pointer")

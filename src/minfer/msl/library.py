@@ -143,6 +143,11 @@ class Library:
         """Build several (kernel, constants) in one compilation: much cheaper than one by one."""
         self._build([self._key(name, constants) for name, constants in wanted], mode)
 
+    def translate(self, name: str, constants: Mapping[str | int, Value] | None = None, mode: str = "fast") -> str:
+        """The C++ text of one kernel's translation unit. Constants that are not given have no value here."""
+        given = {k: v for k, v in (constants or {}).items() if isinstance(k, str)}
+        return emit_cpp(self.unit, [(given, [("msl_k", self.unit.instances[name])])], lockstep=mode == "lockstep")
+
     def _build(self, keys: Iterable[Key], mode: str) -> None:
         variants: dict[tuple[tuple[str, Value], ...], dict[str, Instance]] = {}
         for name, constants in keys:

@@ -113,6 +113,7 @@ class Function:
     uses: frozenset[str]
     line: int
     member: bool = False
+    template: bool = False
 
 
 @dataclass(slots=True)
@@ -122,6 +123,7 @@ class Unit:
 
     tokens: list[Token]
     file: str
+    pair: dict[int, int] = field(default_factory=dict)  # where the bracket that opens at a token closes
     kernels: dict[str, Kernel] = field(default_factory=dict)
     instances: dict[str, Instance] = field(default_factory=dict)
     constants: dict[str, FunctionConstant] = field(default_factory=dict)
