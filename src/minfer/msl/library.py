@@ -22,7 +22,7 @@ from .checks import Binding, Checked, CheckError, Report
 from .compiler import build, select
 from .emit import constant_text
 from .emit_cpp import emit_cpp
-from .errors import LaunchError, MslError
+from .errors import LaunchError, MslError, ToolError
 from .frontend import parse
 from .preprocess import Preprocessor
 
@@ -167,7 +167,10 @@ class Library:
         text = emit_cpp(self.unit, plan, lockstep=mode == "lockstep")
         link = Path(runtime.runtime_path(runtime.runtime_compiler()))
         path = build(self.compiler, {"kernel.cpp": text}, [*FLAGS[mode], "-march=native"], link=link)
-        loaded = ctypes.CDLL(str(path))
+        try:
+            loaded = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise ToolError(f"the compiled kernel cannot be loaded: {error}") from error
         self._loaded.append(loaded)
         for symbol, key in symbols.items():
             self._built[mode, key] = ctypes.cast(getattr(loaded, symbol), ctypes.c_void_p).value or 0

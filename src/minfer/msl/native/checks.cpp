@@ -505,6 +505,17 @@ MSL_EXPORT void *__tsan_memset(void *d, int c, unsigned long n) {
     if (n) access(d, n, true, CALLER, false);
     return memset(d, c, n);
 }
+// Some compilers send atomics here too; msl_checked_atomic has checked them already.
+#define MSL_ATOMIC(bits, T)                                                                                              \
+    MSL_EXPORT T __tsan_atomic##bits##_load(const volatile T *p, int) { return __atomic_load_n(p, __ATOMIC_RELAXED); }   \
+    MSL_EXPORT T __tsan_atomic##bits##_compare_exchange_val(volatile T *p, T old, T next, int, int) {                    \
+        __atomic_compare_exchange_n(p, &old, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                          \
+        return old;                                                                                                     \
+    }                                                                                                                   \
+    MSL_EXPORT int __tsan_atomic##bits##_compare_exchange_strong(volatile T *p, T *old, T next, int, int) {             \
+        return __atomic_compare_exchange_n(p, old, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                    \
+    }
+MSL_ATOMIC(8, u8) MSL_ATOMIC(32, u32) MSL_ATOMIC(64, u64)
 MSL_EXPORT void __tsan_init() {}
 MSL_EXPORT void __tsan_vptr_update(void **, void *) {}
 MSL_EXPORT void __tsan_vptr_read(void **) {}

@@ -291,7 +291,7 @@ template <class T, int C, int R> struct matrix {
         for (int c = 0; c < C; c++)
             for (int r = 0; r < R; r++) columns[c][r] = c == r ? T(s) : T(0);
     }
-    template <class... V, class = enable_if_t<(sizeof...(V) == C && C > 1)>>
+    template <class... V, class = enable_if_t<(sizeof...(V) + 1 == C)>>
     MSL_FN matrix(vec<T, R> first, V... rest) : columns{first, vec<T, R>(rest)...} {}
     template <class... S, class = enable_if_t<(sizeof...(S) == C * R) && (is_scalar_v<S> && ...)>, class = void>
     MSL_FN matrix(S... s) {
