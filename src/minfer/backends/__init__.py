@@ -18,8 +18,18 @@ def _reference(kv_format: str) -> Backend:
     return ReferenceBackend(kv_format)
 
 
-#: Best first: `auto` takes the first that supports the whole model.
-DEVICES: dict[str, Callable[[str], Backend]] = {"reference": _reference}
+def _simulator(kv_format: str) -> Backend:
+    from minfer.backends.gpu.backend import GpuBackend
+    from minfer.backends.gpu.devices.simulator import SimulatorDevice
+
+    return GpuBackend(SimulatorDevice(), kv_format)
+
+
+DEVICES: dict[str, Callable[[str], Backend]] = {"reference": _reference, "simulator": _simulator}
+
+#: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
+#: the simulator, is taken when it is asked for by name.
+AUTO = ("reference",)
 
 
 def open_backend(device: str, kv_format: str) -> Backend:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from minfer.backends import DEVICES, open_backend
+from minfer.backends import AUTO, open_backend
 from minfer.errors import DeviceMemoryError, NumericsError, RequestError, UnsupportedError
 from minfer.graph import GraphParams, Placement
 from minfer.graph.allocate import Allocator
@@ -212,7 +212,7 @@ def place(arch: Transformer, device: str, kv_format: str) -> Placement:
     Raises `UnsupportedError` with each device's reason where none can.
     """
     reasons = []
-    for name in DEVICES if device == "auto" else (device,):
+    for name in AUTO if device == "auto" else (device,):
         placement = Placement.whole(name, arch.n_layer)
         backend = open_backend(name, kv_format)
         try:
