@@ -25,6 +25,8 @@ inline void row_products(ushort type, device const uchar * w, uint row_bytes, ui
         for (uint t = 0; t < T; t++) acc[r][t] = float4(0.0f);
     const uint steps = (n_in + 1023) / 1024;
     for (uint step = 0; step < steps; step++) {
+        // A lane past the row's end has nothing to add; super-blocks are read by all lanes together.
+        if (!is_super(type) && share_start(type, step, lane) >= n_in) continue;
         float4 g[8], xs[8], ws[8];
         if (has_norm) load_share(type, gain, n_in, step, lane, g);
         for (uint r = 0; r < R; r++) {
