@@ -60,29 +60,30 @@ class ChecksRecord(ctypes.Structure):
     )
 
 
+# kind -> (its name, what the thread does). {at} is "N bytes at offset O of NAME".
 KINDS = {
-    1: ("out-of-bounds read", "reads {size} bytes at offset {offset}, outside the buffer"),
-    2: ("out-of-bounds write", "writes {size} bytes at offset {offset}, outside the buffer"),
-    3: ("unbound buffer", "touches a buffer that is not bound"),
-    4: ("misaligned access", "uses an address that is no multiple of {size}, at offset {offset}"),
-    5: ("uninitialised read", "reads {size} bytes at offset {offset} that nothing has written"),
-    6: ("uninitialised threadgroup read", "reads {size} bytes at offset {offset} that no thread of this threadgroup has written"),
-    7: ("threadgroup race", "{this} {size} bytes at offset {offset} that thread {other} {that}, with no barrier between"),
-    8: ("device race", "{this} {size} bytes at offset {offset} that thread {other} of the same threadgroup {that}, with no barrier for device memory between"),
-    9: ("race between threadgroups", "{this} {size} bytes at offset {offset} that thread {other} of threadgroup {group} {that}; nothing orders threadgroups"),
-    10: ("divergent barrier", "waits at a barrier while other threads wait at the one in line {other_line}"),
-    11: ("barrier not reached by all", "the barrier is not reached by every thread: some have returned"),
+    1: ("out-of-bounds read", "reads {at}, outside what is bound"),
+    2: ("out-of-bounds write", "writes {at}, outside what is bound"),
+    3: ("unbound buffer", "touches memory{of}, which is not bound"),
+    4: ("misaligned access", "uses offset {offset}{of} as an address that must be a multiple of {size}"),
+    5: ("uninitialised read", "reads {at}, which nothing has written"),
+    6: ("uninitialised threadgroup read", "reads {at}, which no thread of its threadgroup has written"),
+    7: ("threadgroup race", "{this} {at}, which thread {other} {that} with no barrier between"),
+    8: ("device race", "{this} {at}, which thread {other} of its threadgroup {that} with no barrier for device memory between"),
+    9: ("race between threadgroups", "{this} {at}, which thread {other} of threadgroup {group} {that}: nothing orders threadgroups"),
+    10: ("divergent barrier", "waits at a barrier while others wait at the one in line {other_line}"),
+    11: ("barrier not reached by all", "belongs to a threadgroup of which some have returned while others wait at this barrier"),
     12: ("divergent collective", "calls a simdgroup function while other lanes wait at the one in line {other_line}"),
-    13: ("collective not reached by all", "the simdgroup function is not reached by every lane: some have returned"),
-    14: ("deadlock", "threads wait for each other here and in line {other_line}"),
-    15: ("undeclared read", "reads {size} bytes at offset {offset}, which the launch does not declare as read"),
-    16: ("undeclared write", "writes {size} bytes at offset {offset}, which the launch does not declare as written"),
-    17: ("threadgroup out-of-bounds read", "reads {size} bytes at offset {offset}, outside the threadgroup memory"),
-    18: ("threadgroup out-of-bounds write", "writes {size} bytes at offset {offset}, outside the threadgroup memory"),
+    13: ("collective not reached by all", "belongs to a simdgroup of which some have returned while others wait at this simdgroup function"),
+    14: ("deadlock", "waits here while others wait in line {other_line}: neither is reached by all"),
+    15: ("undeclared read", "reads {at}, which the launch does not declare as read"),
+    16: ("undeclared write", "writes {at}, which the launch does not declare as written"),
+    17: ("threadgroup out-of-bounds read", "reads {at}, outside it"),
+    18: ("threadgroup out-of-bounds write", "writes {at}, outside it"),
     19: ("write to a constant", "writes to a program-scope constant"),
     20: ("index out of range", "uses index {offset}, which is outside the array"),
     21: ("division by zero", "divides an integer by zero"),
-    22: ("too much threadgroup memory", "the kernel's threadgroup memory is {offset} bytes or more; a threadgroup has {size}"),
+    22: ("too much threadgroup memory", "would need {offset} bytes or more of threadgroup memory; a threadgroup has {size}"),
 }
 
 
@@ -246,14 +247,14 @@ class Checked:
         other_group = self._group(f.other_group) if other is not None else None
         offset = f.offset - (1 << 64) if f.offset >> 63 else f.offset
         body = text.format(
-            size=f.size, offset=offset, other=other, group=other_group, other_line=other_line,
+            at=f"{f.size} bytes at offset {offset}{where}", of=where, size=f.size, offset=offset, other=other, group=other_group, other_line=other_line,
             this="writes" if f.detail & 2 else "reads", that="wrote" if f.detail & 8 else "read",
         )  # fmt: skip
         at = f"{Path(file).name}:{line}" if line else "line unknown"
         again = f" (and {f.count - 1} more times)" if f.count > 1 else ""
         also = f"; the other access is in line {other_line}" if f.other_pc and other_line else ""
         who = f"thread {thread} of threadgroup {group}"
-        message = f"{at}: {kind}: kernel {self.kernel.name}, {who} {body}{where}{also}{again}"
+        message = f"{at}: {kind}: kernel {self.kernel.name}, {who} {body}{also}{again}"
         return Finding(
             kind, self.kernel.name, Path(file).name, line, buffer, name, label, offset, f.size, thread, group, other, other_group,
             other_line, f.count, message,

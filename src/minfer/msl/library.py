@@ -40,6 +40,12 @@ FLAGS = {
     # Addresses must follow the order of the source (see native/checks.cpp), which only unoptimized code promises.
     "lockstep": [*(f for f in INSTRUMENTED if f != "-O1"), "-O0", "-DMSL_LOCKSTEP"],
 }
+# Clang leaves out the read of `a += b`, and gives code that two statements share no line.
+CLANG_FLAGS = [
+    word
+    for flag in ("-tsan-instrument-read-before-write=1", "-enable-tail-merge=false", "-simplifycfg-sink-common=false", "-simplifycfg-hoist-common=false")
+    for word in ("-mllvm", flag)
+]
 Key = tuple[str, tuple[tuple[str, "Value"], ...]]
 
 
@@ -146,7 +152,7 @@ class Library:
     def translate(self, name: str, constants: Mapping[str | int, Value] | None = None, mode: str = "fast") -> str:
         """The C++ text of one kernel's translation unit. Constants that are not given have no value here."""
         given = {k: v for k, v in (constants or {}).items() if isinstance(k, str)}
-        return emit_cpp(self.unit, [(given, [("msl_k", self.unit.instances[name])])], lockstep=mode == "lockstep")
+        return emit_cpp(self.unit, [(given, [("msl_k", self.unit.instances[name])])], mode)
 
     def _build(self, keys: Iterable[Key], mode: str) -> None:
         variants: dict[tuple[tuple[str, Value], ...], dict[str, Instance]] = {}
@@ -164,9 +170,10 @@ class Library:
                 symbols[symbol] = (name, constants)
                 listed.append((symbol, instance))
             plan.append((dict(constants), listed))
-        text = emit_cpp(self.unit, plan, lockstep=mode == "lockstep")
+        text = emit_cpp(self.unit, plan, mode)
         link = Path(runtime.runtime_path(runtime.runtime_compiler()))
-        path = build(self.compiler, {"kernel.cpp": text}, [*FLAGS[mode], "-march=native"], link=link)
+        flags = [*FLAGS[mode], *(CLANG_FLAGS if mode == "checked" and self.compiler.kind != "gcc" else [])]
+        path = build(self.compiler, {"kernel.cpp": text}, [*flags, "-march=native"], link=link)
         try:
             loaded = ctypes.CDLL(str(path))
         except OSError as error:

@@ -558,6 +558,12 @@ static void undefined(u32 kind, const Place *at, u64 pc, u64 a, u64 b) {
     }
     abandon(w);
 }
+namespace msl_rt {
+MSL_EXPORT void msl_misaligned(const volatile void *p, u32 alignment, Site site) {
+    const Place at = {nullptr, site.line, 0};
+    undefined(MISALIGNED, &at, site.pc, (u64)p, alignment);
+}
+}
 MSL_EXPORT void __ubsan_handle_type_mismatch_v1(void *data, unsigned long p) {
     undefined(MISALIGNED, (Place *)data, CALLER, p, 1u << *((u8 *)data + sizeof(Place) + sizeof(void *)));
 }

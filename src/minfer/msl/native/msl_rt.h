@@ -111,6 +111,7 @@ MSL_EXPORT void msl_checked_barrier(Lane *me, u32 flags, Site site);
 MSL_EXPORT void msl_loop_enter(u64 pc);
 MSL_EXPORT void msl_loop_next();
 MSL_EXPORT void msl_loop_leave();
+MSL_EXPORT void msl_misaligned(const volatile void *p, u32 alignment, Site site);
 MSL_EXPORT void msl_checked_atomic(const volatile void *p, u32 size, u32 kind, Site site);
 #endif
 }
@@ -183,6 +184,24 @@ MSL_RUNTIME inline void barrier(u32 flags, Site site) {
     }
 #endif
 }
+
+#if defined(MSL_INSTRUMENTED)
+// `Cast<T *>() ->* p` is (T *)p with a look at the address; `*Cast<T *>() ->* p` dereferences it.
+template <class P> struct Cast {
+    Site site;
+    MSL_INLINE Cast(Site s = here(__builtin_LINE())) : site(s) {}
+    template <class A> MSL_INLINE P operator->*(A a) const {
+        P p = (P)a;
+        if ((u64)p % alignof(decltype(*p)) != 0) msl_misaligned(p, alignof(decltype(*p)), site);
+        return p;
+    }
+    struct Target {
+        Cast cast;
+        template <class A> MSL_INLINE decltype(auto) operator->*(A a) const { return *(cast->*a); }
+    };
+    MSL_INLINE Target operator*() const { return Target{*this}; }
+};
+#endif
 
 // ---- kernel arguments: conversions, so that the wrapper need not know the parameter's (perhaps dependent) type
 
