@@ -20,12 +20,14 @@ using namespace metal;
 constant int step [[function_constant(0)]];
 kernel void add(device int * x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] += step; }
 kernel void twice(device int * x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] *= 2; }
-kernel void copy(device const int * x [[buffer(0)]], device int * y [[buffer(1)]], constant int & plus [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+kernel void copy(device const int * x [[buffer(0)]], device int * y [[buffer(1)]], constant int & plus [[buffer(2)]],
+                 uint i [[thread_position_in_grid]]) {
     y[i] = x[i] + plus;
 }
 [[max_total_threads_per_threadgroup(64)]]
 kernel void narrow(device int * x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] = 1; }
-kernel void dynamic(device int * x [[buffer(0)]], threadgroup int * t [[threadgroup(0)]], uint i [[thread_index_in_threadgroup]]) {
+kernel void dynamic(device int * x [[buffer(0)]], threadgroup int * t [[threadgroup(0)]],
+                    uint i [[thread_index_in_threadgroup]]) {
     t[i] = i;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     x[i] = t[63 - i];
@@ -40,9 +42,10 @@ class World:
         self.device = Device(**options)
         library = self.device.library(SOURCE)
         constants: dict[str, dict[str | int, Any]] = {"add": {"step": 3}}
-        library.prepare([(n, constants.get(n, {})) for n in library.kernel_names], "checked" if options.get("check") else "fast")
+        wanted = [(n, constants.get(n, {})) for n in library.kernel_names]
+        library.prepare(wanted, "checked" if options.get("check") else "fast")
         self.pipelines: dict[str, Pipeline] = {
-            n: self.device.pipeline(library, n, constants.get(n), support_indirect_command_buffers=True) for n in library.kernel_names
+            n: self.device.pipeline(library, n, given, support_indirect_command_buffers=True) for n, given in wanted
         }
         self.queue = self.device.command_queue()
 
@@ -165,7 +168,8 @@ def test_declared_ranges_and_fresh_memory() -> None:
     assert (found["undeclared write"].offset, found["undeclared write"].count) == (128, 32)
     a.write(np.zeros(64, np.int32))
     a.mark_initialised(8, 4, value=False)
-    reports = Recording([Launch(w.pipelines["copy"].kernel, (64, 1, 1), (64, 1, 1), {0: Bound(a), 1: Bound(b), 2: Bound(plus)})]).run(Run(check=True))
+    bound = {0: Bound(a), 1: Bound(b), 2: Bound(plus)}
+    reports = Recording([Launch(w.pipelines["copy"].kernel, (64, 1, 1), (64, 1, 1), bound)]).run(Run(check=True))
     assert [(f.kind, f.offset, f.count) for f in reports[0].findings] == [("uninitialised read", 8, 1)]
 
 
@@ -323,7 +327,8 @@ def test_a_recording_runs_again_with_what_is_in_its_buffers() -> None:
 
 def test_a_kernel_that_cannot_finish_is_an_error_not_a_hang() -> None:
     device = Device()
-    library = device.library("""
+    library = device.library(
+        """
         kernel void stuck(device int * x [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
             if (i < 32) threadgroup_barrier(mem_flags::mem_none);
             else simd_sum(1);
@@ -333,7 +338,8 @@ def test_a_kernel_that_cannot_finish_is_an_error_not_a_hang() -> None:
         template<int N> kernel void big(device int * x [[buffer(0)]]) { threadgroup int t[N]; t[0] = 1; x[0] = t[0]; }
         template [[host_name("fits")]] kernel void big<8192>(device int *);
         template [[host_name("too_big")]] kernel void big<8193>(device int *);
-    """.replace("kernel void stuck", "#include <metal_stdlib>\nusing namespace metal;\nkernel void stuck", 1))
+    """.replace("kernel void stuck", "#include <metal_stdlib>\nusing namespace metal;\nkernel void stuck", 1)
+    )
     x = np.zeros(1, np.int32)
     with pytest.raises(LaunchError, match="wait for each other"):
         library.kernel("stuck")(1, 64, x)

@@ -116,7 +116,10 @@ def expected(name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.roll(s, -15)  # k counts from -1
 
 
-@pytest.mark.parametrize("name", ["read_then_overwrite", "shift", "loop_with_one_writer", "through_a_function", "some_lanes", "do_and_while"])
+NAMES = ["read_then_overwrite", "shift", "loop_with_one_writer", "through_a_function", "some_lanes", "do_and_while"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_lockstep_gives_what_hardware_gives(lib: Library, name: str) -> None:
     x = rng.integers(1, 100, 64).astype(np.float32)
     y = np.zeros(64, np.float32)
