@@ -6,8 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import threadpoolctl
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+# Test processes run side by side, a core each.
+threadpoolctl.threadpool_limits(limits=1, user_api="blas")
 
 
 @pytest.fixture(scope="session")

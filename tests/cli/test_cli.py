@@ -1,4 +1,4 @@
-"""The commands, as a shell sees them: streams, exit codes, files. The model is tests/cli/fake.py."""
+"""The commands, as a shell sees them: streams, exit codes, files. The model is tests/cli/fake_minfer.py."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 import os
 import pty
 import re
-import runpy
 import select
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
-import fake
+import fake_minfer as fake
 import numpy as np
 import pytest
 
@@ -27,7 +27,7 @@ from minfer.sources import cache
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FAKE = [sys.executable, str(HERE / "fake.py")]
+FAKE = [sys.executable, str(HERE / "fake_minfer.py")]
 HANG = 60  # seconds after which a test gives up; nothing is measured against it
 
 
@@ -114,12 +114,13 @@ def test_help_states_the_true_defaults():
 
 
 @pytest.mark.parametrize("how", ["dash", "nothing", "file", "file dash"])
-def test_prompt_from_elsewhere(shell, tmp_path, how):
+def test_prompt_from_elsewhere(shell, calls, tmp_path, how):
     text = "zwei Zeilen\nmit Ümlaut\n"
     (tmp_path / "prompt.txt").write_text(text)
     words = {"dash": ["-"], "nothing": [], "file": ["-f", "prompt.txt"], "file dash": ["--file", "-"]}[how]
     done = shell("run", "-m", "MODEL", "--raw", *words, input=b"" if how == "file" else text.encode())
     assert done.stdout == "You said: zwei Zeilen\nmit Ümlaut\n"
+    assert calls()[1]["prompt"] == "zwei Zeilen\nmit Ümlaut"
 
 
 def test_prompt_argument_leaves_standard_input_alone(environment):
@@ -157,6 +158,7 @@ def test_prompt_argument_leaves_standard_input_alone(environment):
         ),
         (["run", "-m", "MODEL"], b"ab\xffcd", 1, "from standard input is not UTF-8: byte 0xff at offset 2"),
         (["run", "-m", "MODEL"], b"", 2, "error: the prompt is empty"),
+        (["run", "-m", "MODEL", "a\udcffb"], b"", 1, "error: the prompt is not UTF-8"),
         (["run", "-m", "MODEL", ""], b"", 2, "error: the prompt is empty"),
         (
             ["run", "-m", "MODEL", "-f", "a", "x"],
@@ -186,6 +188,39 @@ def test_mistakes_are_said_without_a_traceback(shell, words, input, code, text):
     assert text in done.stderr
     assert "Traceback" not in done.stderr
     assert code in EXIT_CODES
+
+
+@pytest.mark.parametrize(("closing", "code"), [("<&-", 2), (">&-", 0), ("2>&-", 0)])
+def test_closed_streams(environment, closing, code):
+    words = "" if closing == "<&-" else "hello"
+    command = f"'{FAKE[0]}' '{FAKE[1]}' run -m MODEL {words} {closing}"
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=HANG)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+
+
+def test_terminal_of_another_encoding(environment):
+    command = [*FAKE, "run", "-m", "MODEL", "für 日本"]
+    done = subprocess.run(
+        command, env={**environment, "PYTHONIOENCODING": "latin-1"}, capture_output=True, timeout=HANG
+    )
+    assert (done.returncode, done.stdout) == (0, "You said: user: für ??\n".encode("latin-1"))
+
+
+def test_warnings_are_notes(shell, monkeypatch):
+    def load(model, **how):
+        warnings.warn("no pre-tokenizer is named; gpt-2 is assumed", stacklevel=1)
+        return fake.load(model, **how)
+
+    monkeypatch.setattr(minfer, "load", load, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        done = shell("run", "-m", "MODEL", "x")
+    assert done.stderr == "warning: no pre-tokenizer is named; gpt-2 is assumed\ndevice: fake\n"
+
+
+def test_no_limit(shell, calls):
+    shell("run", "-m", "MODEL", "-n", "-1", "x")
+    assert calls()[1]["n_predict"] is None
 
 
 def test_model_without_template(shell):
@@ -371,6 +406,7 @@ def test_ctrl_c_stops_the_answer_not_the_program(environment, tmp_path, monkeypa
     terminal.until("> ")
     terminal.type("/save talk.json\n")
     terminal.until("Saved 2 messages")
+    terminal.until("> ")  # a Ctrl-D before the prompt would be the line discipline's, and lost
     terminal.type("\x04")
     assert terminal.end() == 0
 
@@ -484,8 +520,3 @@ def test_start_up_is_light(environment, words):
     code += f"print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_reference_page_is_current():
-    page = runpy.run_path(str(ROOT / "scripts" / "cli_reference.py"))["reference"]()
-    assert page == (ROOT / "docs" / "cli.md").read_text(), "run: python scripts/cli_reference.py"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from helpers import TINY, TINY_MODELS, open_engine
+from helpers import TINY, TINY_MODELS, edited, f32, open_engine
 from minfer import backends
 from minfer.backends.reference import ReferenceBackend
 from minfer.engine.engine import N_BATCH, place
@@ -22,7 +22,6 @@ from minfer.gguf import open_model
 from minfer.gguf.writer import Tensor
 from minfer.graph import Node, Placement, ir
 from minfer.models import load_architecture
-from models.test_refusals import edited, f32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

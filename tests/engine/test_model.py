@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import minfer
-from helpers import TINY
+from helpers import TINY, edited
 from minfer import Sampling
-from models.test_refusals import edited
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +80,9 @@ def test_text_and_token_ids_are_the_same_prompt(model: minfer.Model) -> None:
 
 def test_the_same_prompt_after_another_gives_the_same_text(model: minfer.Model) -> None:
     first = model.generate("abc", n_predict=12, sampling=GREEDY).read()
+    again = model.generate("abc", n_predict=12, sampling=GREEDY)
+    assert again.read() == first
+    assert again.usage.cached_tokens == 0, "the same call does the same work"
     model.generate("something else", n_predict=3, sampling=GREEDY).read()
     assert model.generate("abc", n_predict=12, sampling=GREEDY).read() == first
 

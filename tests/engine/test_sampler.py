@@ -115,7 +115,10 @@ def test_top_p(logits, p):
 @given(LOGITS, SHARE)
 def test_min_p(logits, p):
     ids = best_first(logits, list(range(len(logits))))
-    assert chain.min_p(np.array([logits[id] for id in ids]), p) == len(slow_min_p(logits, ids, p))
+    kept = slow_min_p(logits, ids, p)
+    assert chain.min_p(np.array([logits[id] for id in ids]), p) == len(kept)
+    alone = Sampler(Sampling(top_k=0, top_p=1.0, min_p=p), len(logits))  # finds them without sorting
+    assert alone._candidates(array(logits)).tolist() == sorted(kept)
 
 
 @settings(deadline=None)
@@ -151,8 +154,8 @@ def test_top_p_beyond_the_first_partition():
 STEPS = st.fixed_dictionaries(
     {},
     optional={
-        "top_k": st.integers(0, 45),
-        "top_p": SHARE | st.just(1.0),
+        "top_k": st.just(0) | st.integers(1, 45),
+        "top_p": st.just(1.0) | SHARE,
         "min_p": SHARE | st.just(0.0),
         "temperature": st.floats(0.05, 5),
         "seed": st.integers(0, 2**64 - 1),
@@ -263,6 +266,9 @@ def test_same_seed_same_tokens_and_the_stream_is_the_stated_one():
     assert run(11) != run(12)
     # Philox 4x64-10, key (seed, 0), counter from 1: worked out with the rounds written down
     assert Sampler(Sampling(seed=2024), 10)._uniform() == (philox(2024) >> 11) / 2**53
+    last = Sampler(Sampling(), 10)
+    last._random = type("AllOnes", (), {"random_raw": lambda self: np.uint64(2**64 - 1)})()
+    assert last._uniform() < 1
     drawn = Sampler(Sampling(), 10)
     assert 0 <= drawn.seed < 2**64
     again = Sampler(Sampling(seed=drawn.seed), 10)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import pytest
 
 from helpers import TINY, TINY_MODELS
 from minfer.gguf import open_model
-from minfer.graph import GraphParams, Placement, Plan, ir
+from minfer.graph import Graph, GraphParams, Placement, Plan, Weight, ir
 from minfer.graph.allocate import Allocator, splits_of
+from minfer.graph.builder import Builder
 from minfer.graph.cache import GraphCache
 from minfer.graph.plan import make_plan
 from minfer.models import Transformer, load_architecture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Anything:
@@ -100,6 +105,36 @@ def test_the_check_sees_a_wrong_slot() -> None:
     assert _conflicts(dataclasses.replace(plan, slots=slots))
 
 
+def _plan(outputs: Callable[[Builder, ir.Node], tuple[ir.Node, ...]]) -> Plan:
+    """The plan of a graph built from `x`, a value that is not an input."""
+
+    def build(params: GraphParams) -> Graph:
+        b = Builder(params)
+        return b.finish(*outputs(b, b.silu(b.input("raw", (8, 1)), "x")))
+
+    devices = {"a": Anything()}
+    return make_plan(build, GraphParams(1, 1, Placement.whole("a", 1)), devices, Allocator(devices))
+
+
+def test_an_output_that_is_read_again_keeps_its_buffer() -> None:
+    plan = _plan(lambda b, x: (x, b.gelu(b.gelu(x, "y"), "z")))
+    assert _conflicts(plan) == []
+
+
+def test_a_value_read_whole_and_index_by_index_is_not_overwritten() -> None:
+    """x W + x: every result needs all of x, so the sum must not take its place."""
+    weight = Weight("w", "F32", (8, 8))
+    plan = _plan(lambda b, x: (b.add(b.matmul(x, weight, "product"), x, "sum"),))
+    assert plan.fused["project_add"] == 1
+    x, total = plan.graph.by_name["x"], plan.graph.by_name["sum"]
+    assert plan.slot(x).buffer != plan.slot(total).buffer
+    apart = _plan(lambda b, x: (b.add(b.gelu(x, "y"), x, "sum"),))
+    assert apart.slot(apart.graph.by_name["sum"]).buffer in (
+        apart.slot(apart.graph.by_name["x"]).buffer,
+        apart.slot(apart.graph.by_name["y"]).buffer,
+    )
+
+
 def test_a_traced_plan_keeps_every_value() -> None:
     arch, devices = _arch("gemma3"), {"a": Anything()}
     plan = make_plan(arch.build, GraphParams(2, 2, _placement(arch, "one"), trace=True), devices, Allocator(devices))
@@ -123,6 +158,15 @@ def test_splits_cut_where_the_device_changes() -> None:
     names = [[plan.graph.nodes[i].name for i in split.receives] for split in plan.splits]
     assert names == [[], ["embed"], ["blk.0.ffn_residual"], ["blk.1.ffn_residual"]]
     assert splits_of(plan.graph) == plan.splits
+
+
+def test_what_comes_before_the_first_layer_stays_with_the_embedding() -> None:
+    arch, devices = _arch("gemma3"), {"a": Anything(), "b": Anything()}
+    placement = Placement("a", ("b",) * arch.n_layer, "b")
+    plan = make_plan(arch.build, GraphParams(2, 2, placement), devices, Allocator(devices))
+    places = {node.name: node.device for node in plan.graph}
+    assert (places["embed"], places["embed_scaled"], places["token_ids"]) == ("a", "a", "a")
+    assert (places["positions"], places["logits"]) == ("b", "b")
 
 
 def test_plans_share_buffers_and_the_last_user_frees_them() -> None:

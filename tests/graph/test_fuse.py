@@ -178,5 +178,21 @@ def test_a_product_with_a_bias_keeps_its_add() -> None:
     assert _fused(b, b.add(x, product, "sum"))["project_add"] == 0
 
 
+def _attention(k_base: float) -> dict[str, int]:
+    """A layer whose k rotates with a base of its own."""
+    b, x = _builder()
+    with b.layer(0):
+        q, k, v = (b.matmul(x, _w(name, D, D), name) for name in "qkv")
+        q = b.rope(q, ir.RopeSpec("neox", 4, 4, 1e4), "q_roped")
+        k = b.rope(k, ir.RopeSpec("neox", 4, 4, k_base), "k_roped")
+        b.kv_store(k, v)
+        return _fused(b, b.attn(q, ir.Attn(0, 2, 2, 4, 1.0)))
+
+
+def test_q_and_k_must_rotate_alike() -> None:
+    assert _attention(1e4)["project_qkv"] == 1
+    assert _attention(1e6)["project_qkv"] == 0
+
+
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps({name: golden(name) for name in TINY_MODELS}, indent=1) + "\n")

@@ -123,6 +123,17 @@ def test_attention_before_its_rows_are_stored_is_refused() -> None:
         b.finish(out)
 
 
+def test_attention_of_another_layer_than_was_stored_is_refused() -> None:
+    b = _builder()
+    x = b.input("x", (D, 3))
+    with b.layer(0):
+        b.kv_store(x, x)
+    with b.layer(1):
+        out = b.attn(x, ir.Attn(1, 2, 2, 4, 1.0))
+    with pytest.raises(GraphError, match=r"blk\.1\.attn: reads the KV rows of layer 1, which nothing stored"):
+        b.finish(out)
+
+
 def test_what_nobody_asked_for_is_dropped() -> None:
     b = _builder()
     x = b.input("x", (D, 3))

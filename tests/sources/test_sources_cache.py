@@ -12,8 +12,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from model_server import model_bytes
 
-from conftest import model_bytes
 from minfer import sources
 from minfer.errors import SourceError
 from minfer.sources import cache
@@ -78,6 +78,12 @@ def test_path(tmp_path, cache_folder, monkeypatch):
     with pytest.raises(SourceError, match=r"is a folder, expected a GGUF file; name a file in it: m\.gguf"):
         sources.resolve(str(tmp_path))
     assert not cache_folder.exists()
+
+
+@pytest.mark.parametrize("spec", ["x" * 5000, "a\0b", "~nobody-at-all/x.gguf", "", "/dev/null"])
+def test_path_that_cannot_be(spec, cache_folder):
+    with pytest.raises(SourceError):
+        sources.resolve(spec)
 
 
 def test_unknown_name_says_what_there_is(cache_folder):
@@ -209,7 +215,23 @@ def test_remove(cache_folder):
     (cache.staging("ollama:x:y") / "0.part").write_bytes(b"1234")
     assert [e.problem for e in sources.installed()] == ["unfinished"]
     assert sources.remove("ollama:x:y") == 4
+    (cache.staging("hf:a/" + "long/" * 60) / "0.part").write_bytes(b"12345")  # longer than a file name may be
+    assert sources.remove(sources.installed()[0].source) == 5
     assert sources.installed() == []
+
+
+def test_sizes_while_another_process_removes_files(tmp_path, monkeypatch):
+    for name in ("a/x", "b/y", "c/z"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"123")
+    scan, stat = os.scandir, os.stat
+
+    def gone(what):
+        raise FileNotFoundError(what)
+
+    monkeypatch.setattr(os, "scandir", lambda path: gone(path) if str(path).endswith("/a") else scan(path))
+    monkeypatch.setattr(os, "stat", lambda path, **how: gone(path) if str(path).endswith("/y") else stat(path, **how))
+    assert list(cache.file_sizes(tmp_path)) == [(str(tmp_path / "c" / "z"), 3)]
 
 
 def test_space_is_checked_first_with_both_numbers(server, monkeypatch):

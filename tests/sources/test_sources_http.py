@@ -7,8 +7,8 @@ import json
 import socket
 
 import pytest
+from model_server import Blob, model_bytes
 
-from conftest import Blob, model_bytes
 from minfer import sources
 from minfer.errors import SourceError
 from minfer.sources import cache, hf, http, ollama
@@ -201,6 +201,10 @@ DIGEST = "sha256:" + "a" * 64
         ),
         ({"layers": [{"mediaType": MODEL, "digest": DIGEST, "size": 5}] * 2}, "has 2 GGUF layers"),
         ({"layers": [{"mediaType": MODEL, "digest": "sha256:../../../x", "size": 5}]}, r"digest 'sha256:\.\./"),
+        (
+            {"layers": [{"mediaType": MODEL}, {"mediaType": MODEL.replace("model", "adapter")}]},
+            "a LoRA adapter beside it",
+        ),
         ({"layers": [{"mediaType": MODEL, "digest": DIGEST, "size": -5}]}, "size -5"),
         ({"layers": [{"mediaType": MODEL, "digest": DIGEST, "size": True}]}, "size True"),
         ({"layers": [{"mediaType": MODEL, "digest": DIGEST, "size": "5"}]}, "size '5'"),

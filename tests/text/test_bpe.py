@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocab_data import SMOLLM, byte_alphabet, tiny_bpe, tokenizer
 
-from minfer.text import Tokenizer
+from minfer.text import Tokenizer, pretokenizers
 from minfer.text.bpe import build_pre_tokenizer
 from minfer.text.pretokenizers import PRE_TOKENIZERS
 
@@ -47,6 +49,15 @@ def words(pre: str, text: str) -> list[str]:
 @pytest.mark.parametrize("pre", WORDS)
 def test_words(pre):
     assert "|".join(words(pre, TEXT)) == WORDS[pre]
+
+
+def test_deepseek_letters():
+    """All are cased letters, and those that normalization would have changed are still themselves."""
+    letters = re.compile(f"[{pretokenizers._DEEPSEEK_LETTERS}]")
+    found = [chr(code) for code in range(0x110000) if letters.match(chr(code))]
+    assert len(found) == 2729
+    assert {unicodedata.category(char) for char in found} == {"Lu", "Ll", "Lt"}
+    assert set("\u1f7d\u1fbe\u1fd3\u1fdb\u2126\u212a") <= set(found)
 
 
 MARKS = "हिन्दी 한국어"
@@ -132,7 +143,7 @@ GUARD = """
 import random, sys
 sys.path.insert(0, {here!r})
 from vocab_data import metadata
-from minfer.text import Tokenizer
+from minfer.text import Tokenizer, pretokenizers
 
 random.seed(1)
 whole = {{

@@ -30,7 +30,7 @@ def slow_split(text: str, specials: list[str]) -> list[str]:
 
 
 @settings(deadline=None)
-@given(st.text(alphabet="<s>x|ab\n", max_size=40), st.booleans())
+@given(st.lists(st.sampled_from([*CONTROL, *USER, *"<s>x|ab\n"]), max_size=16).map("".join), st.booleans())
 def test_leftmost_longest(text, parse):
     specials = CONTROL * parse + USER
     expected: list[int] = []

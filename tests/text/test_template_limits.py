@@ -90,6 +90,8 @@ BOMBS = [
     "{% set ns.x = y %}{% endfor %}",
     "{% macro m(x, n) %}{% if n %}{{ m(x ~ x, n - 1) }}{% else %}{{ x }}{% endif %}{% endmacro %}{{ m('ab', 64) }}",
     "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}",
+    "{% set xs = range(10000)|list %}{% for a in xs %}{% for b in xs %}{% for c in xs %}{% endfor %}{% endfor %}"
+    "{% endfor %}",
     "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(64) }}",
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "{% for x in messages recursive %}{{ loop(messages) }}{% endfor %}",

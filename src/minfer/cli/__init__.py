@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 EXIT_CODES = {
     0: "done",
@@ -19,18 +20,21 @@ def main(arguments: list[str] | None = None) -> None:
     from minfer.cli.app import app
     from minfer.errors import MinferError
 
+    _prepare_streams()
     code: object = 0
-    try:
-        app(args=arguments, prog_name="minfer")
-    except SystemExit as end:
-        code = end.code
-    except MinferError as error:
-        from minfer.cli.terminal import complain
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        try:
+            app(args=arguments, prog_name="minfer")
+        except SystemExit as end:
+            code = end.code
+        except MinferError as error:
+            from minfer.cli.terminal import complain
 
-        complain(str(error))
-        code = 1
-    except KeyboardInterrupt:  # before a command began
-        code = 130
+            complain(str(error))
+            code = 1
+        except KeyboardInterrupt:  # before a command began
+            code = 130
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -39,3 +43,19 @@ def main(arguments: list[str] | None = None) -> None:
         # What is still buffered would fail once more, and noisily, when the interpreter closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(code)
+
+
+def _prepare_streams() -> None:
+    """Closed streams become empty ones; a character that the terminal's encoding lacks is shown as `?`."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115  for the whole process
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="replace")
+
+
+def _show_warning(message: Warning | str, *where: object) -> None:
+    from minfer.cli.terminal import note
+
+    note(f"warning: {message}")

@@ -47,7 +47,8 @@ Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to 
 Threads = Annotated[int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads. [default: all cores]")]
 KvFormat = Annotated[str, typer.Option("--kv-format", metavar="NAME", help="KV cache: auto, f32, f16 or q8_0.")]
 NPredict = Annotated[
-    int | None, typer.Option("-n", "--n-predict", metavar="N", help="Tokens to generate at most. [default: no limit]")
+    int | None,
+    typer.Option("-n", "--n-predict", metavar="N", help="Tokens to generate at most; -1: no limit. [default: -1]"),
 ]
 Temp = Annotated[float | None, typer.Option("--temp", metavar="X", help="Temperature; 0 is greedy. [default: 0.8]")]
 TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", help="Keep the N best tokens. [default: 40; 0: all]")]
@@ -159,7 +160,14 @@ def run(
         model, n_ctx=n_ctx, device=device, threads=threads, kv_format=kv_format, explain=explain
     ) as loaded:
         generate.answer(
-            loaded, text, raw=raw, system=system, n_predict=n_predict, sampling=sampling, stop=stop or [], stats=stats
+            loaded,
+            text,
+            raw=raw,
+            system=system,
+            n_predict=None if n_predict == -1 else n_predict,
+            sampling=sampling,
+            stop=stop or [],
+            stats=stats,
         )
 
 
@@ -196,7 +204,14 @@ def chat(
     with generate.load(
         model, n_ctx=n_ctx, device=device, threads=threads, kv_format=kv_format, explain=explain
     ) as loaded:
-        Chat(loaded, system, n_predict=n_predict, sampling=sampling, stop=stop or [], stats=stats).run()
+        Chat(
+            loaded,
+            system,
+            n_predict=None if n_predict == -1 else n_predict,
+            sampling=sampling,
+            stop=stop or [],
+            stats=stats,
+        ).run()
 
 
 @app.command()

@@ -212,7 +212,7 @@ def read_messages(path: Path) -> list[dict[str, Any]]:
 def _path(name: str, command: str) -> Path:
     if not name:
         raise RequestError(f"{command} needs a file name")
-    return Path(name).expanduser().absolute()
+    return Path(os.path.expanduser(name)).absolute()
 
 
 @contextlib.contextmanager

@@ -23,8 +23,10 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
     Raises `RequestError` if it cannot be read, is not UTF-8, or is longer than 64 MiB.
     """
-    if file is None and prompt not in (None, "-"):
-        return prompt or ""
+    if file is None and prompt is not None and prompt != "-":
+        if any("\ud800" <= character <= "\udfff" for character in prompt):  # how Python passes on other bytes
+            raise RequestError("the prompt is not UTF-8")
+        return prompt
     where = "standard input" if file is None or str(file) == "-" else str(file)
     try:
         if file is None or str(file) == "-":

@@ -50,9 +50,9 @@ def load(
     argument out of range.
 
     >>> with minfer.load() as model:
-    ...     print(model.generate("The capital of France is", n_predict=3, sampling=minfer.Sampling.greedy()).read())
-     Paris.
-    <BLANKLINE>
+    ...     text = model.generate("The capital of France is", n_predict=1, sampling=minfer.Sampling.greedy()).read()
+    >>> text
+    ' Paris'
     """
     if threads is not None:
         _limit_threads(threads)
@@ -151,6 +151,14 @@ class Model:
 
         `n_predict` bounds the tokens generated; None goes on to the end of the turn or of the context.
         Raises `ContextOverflowError` if the prompt does not fit, before anything runs.
+
+        >>> generation = model.generate("The capital of France is", n_predict=2, sampling=minfer.Sampling.greedy())
+        >>> for piece in generation:
+        ...     print(repr(piece))
+        ' Paris'
+        '.'
+        >>> generation.finish_reason, generation.usage.completion_tokens
+        ('length', 2)
         """
         return self._start(self._encode(prompt), n_predict=n_predict, sampling=sampling, stop=stop, reuse=False)
 
@@ -167,6 +175,10 @@ class Model:
         """Answer a conversation (`{"role": ..., "content": ...}`), rendered with the model's chat template.
 
         `variables` go to the template (`enable_thinking`, ...). Raises what `generate` raises, and `TemplateError`.
+
+        >>> answer = model.chat([{"role": "user", "content": "Say hello."}], n_predict=40)
+        >>> answer.read() == answer.text != ""
+        True
         """
         prompt = self._render(messages, tools, variables)
         return self._start(prompt, n_predict=n_predict, sampling=sampling, stop=stop, reuse=False)
@@ -261,6 +273,17 @@ class Session:
         """Say something and get the answer. Tokens already in the KV cache are not run again.
 
         Raises `ContextOverflowError` if the conversation no longer fits; `messages` is then as before.
+
+        >>> session = model.session(system="You are terse.")
+        >>> first = session.send("Hi!", n_predict=8).read()
+        >>> second = session.send("And in French?", n_predict=8)
+        >>> second.usage.cached_tokens > 0  # what was said already is not run again
+        True
+        >>> [message["role"] for message in session.messages]
+        ['system', 'user', 'assistant', 'user']
+        >>> _ = second.read()
+        >>> session.messages[-1]["content"] == second.text
+        True
         """
         self.messages.append({"role": "user", "content": text})
         try:

@@ -126,7 +126,6 @@ class Allocator:
         for split in splits:
             for index in split.receives:
                 take(index, split.device, graph.nodes[index].nbytes)
-                pinned.add(index)
         for split in splits:
             for node in split.nodes:
                 if node.dtype == "none":

@@ -1,8 +1,8 @@
 """`Library`: Metal source to callable kernels, on any CPU.
 
-    lib = Library(source)
-    add = lib.kernel("add", constants={"bias": 2})
-    add(groups, threads, x, y)          # numpy arrays, in order of their [[buffer(n)]]
+lib = Library(source)
+add = lib.kernel("add", constants={"bias": 2})
+add(groups, threads, x, y)          # numpy arrays, in order of their [[buffer(n)]]
 """
 
 from __future__ import annotations
@@ -40,12 +40,23 @@ FLAGS = {
     # Addresses must follow the order of the source (see native/checks.cpp), which only unoptimized code promises.
     "lockstep": [*(f for f in INSTRUMENTED if f != "-O1"), "-O0", "-DMSL_LOCKSTEP"],
 }
+# Clang leaves out the read of `a += b`, and gives code that two statements share no line.
+CLANG_FLAGS = [
+    word
+    for flag in (
+        "-tsan-instrument-read-before-write=1",
+        "-enable-tail-merge=false",
+        "-simplifycfg-sink-common=false",
+        "-simplifycfg-hoist-common=false",
+    )
+    for word in ("-mllvm", flag)
+]
 Key = tuple[str, tuple[tuple[str, "Value"], ...]]
 
 
 class RunArguments(TypedDict, total=False):
-    """Options of a launch: `threadgroup_memory` maps [[threadgroup(n)]] to bytes; `order` is forward, backward, shuffled
-    (by `seed`) or lockstep; `os_threads` processors; `count` asks a checked launch for byte counters."""
+    """Options of a launch: `threadgroup_memory` maps [[threadgroup(n)]] to bytes; `order` is forward, backward,
+    shuffled (by `seed`) or lockstep; `os_threads` processors; `count` asks a checked launch for byte counters."""
 
     threadgroup_memory: Mapping[int, int]
     order: str
@@ -112,9 +123,10 @@ class Library:
 
         Raises MslError for an unknown kernel or constant, and for a constant that the kernel needs and is not given.
         """
-        return Kernel(self, self._key(name, constants or {}))
+        return Kernel(self, self.key(name, constants or {}))
 
-    def _key(self, name: str, constants: Mapping[str | int, Value]) -> Key:
+    def key(self, name: str, constants: Mapping[str | int, Value]) -> Key:
+        """What a compiled kernel is kept under: its name and the constants it may read, sorted. Raises as `kernel`."""
         if name not in self.unit.instances:
             known = ", ".join(list(self.unit.instances)[:8])
             raise MslError(f"no kernel {name!r} in {self.name}; it has {len(self.unit.instances)}: {known} ...")
@@ -139,14 +151,14 @@ class Library:
                 raise MslError(f"kernel {name!r} needs function constant {c.name!r} (index {c.index}, {c.type})")
         return name, tuple(sorted(given.items()))
 
-    def prepare(self, wanted: Iterable[tuple[str, Mapping[str | int, Value]]], mode: str = "fast") -> None:
+    def prepare(self, wanted: Iterable[tuple[str, Mapping[Any, Value]]], mode: str = "fast") -> None:
         """Build several (kernel, constants) in one compilation: much cheaper than one by one."""
-        self._build([self._key(name, constants) for name, constants in wanted], mode)
+        self._build([self.key(name, constants) for name, constants in wanted], mode)
 
     def translate(self, name: str, constants: Mapping[str | int, Value] | None = None, mode: str = "fast") -> str:
         """The C++ text of one kernel's translation unit. Constants that are not given have no value here."""
         given = {k: v for k, v in (constants or {}).items() if isinstance(k, str)}
-        return emit_cpp(self.unit, [(given, [("msl_k", self.unit.instances[name])])], lockstep=mode == "lockstep")
+        return emit_cpp(self.unit, [(given, [("msl_k", self.unit.instances[name])])], mode)
 
     def _build(self, keys: Iterable[Key], mode: str) -> None:
         variants: dict[tuple[tuple[str, Value], ...], dict[str, Instance]] = {}
@@ -164,9 +176,10 @@ class Library:
                 symbols[symbol] = (name, constants)
                 listed.append((symbol, instance))
             plan.append((dict(constants), listed))
-        text = emit_cpp(self.unit, plan, lockstep=mode == "lockstep")
+        text = emit_cpp(self.unit, plan, mode)
         link = Path(runtime.runtime_path(runtime.runtime_compiler()))
-        path = build(self.compiler, {"kernel.cpp": text}, [*FLAGS[mode], "-march=native"], link=link)
+        flags = [*FLAGS[mode], *(CLANG_FLAGS if mode == "checked" and self.compiler.kind != "gcc" else [])]
+        path = build(self.compiler, {"kernel.cpp": text}, [*flags, "-march=native"], link=link)
         try:
             loaded = ctypes.CDLL(str(path))
         except OSError as error:
@@ -194,38 +207,60 @@ class Kernel:
         self.name = key[0]
         self.constants: dict[str, Value] = dict(key[1])
         source = library.unit.instances[key[0]].kernel
-        self.arguments = sorted((_argument(p) for p in source.params if p.kind != "builtin"), key=lambda a: (a.kind, a.index))
+        self.arguments = sorted(
+            (_argument(p) for p in source.params if p.kind != "builtin"), key=lambda a: (a.kind, a.index)
+        )
         self.max_threads = source.max_threads or runtime.MAX_THREADS
 
     def entry(self, mode: str = "fast") -> int:
         """The native entry point (compiled on first use)."""
         return self.library.entry(self._key, mode)
 
-    def __call__(self, groups: int | Sequence[int], threads: int | Sequence[int], *buffers: object, check: bool = False, **options: Unpack[RunArguments]) -> Report | None:
+    def __call__(
+        self,
+        groups: int | Sequence[int],
+        threads: int | Sequence[int],
+        *buffers: object,
+        check: bool = False,
+        **options: Unpack[RunArguments],
+    ) -> Report | None:
         """Run `groups` threadgroups of `threads` threads, with the buffers in order of their index.
 
-        A buffer is a C-contiguous numpy array (stores land in it), bytes or a numpy scalar (read only), a `Binding` that
-        declares more about it, or None where a function constant leaves it out. With `check`, every access is checked:
-        returns the Report, or raises CheckError where there are findings. Raises LaunchError.
+        A buffer is a C-contiguous numpy array (stores land in it), bytes or a numpy scalar (read only), a `Binding`
+        that declares more about it, or None where a function constant leaves it out. With `check`, every access is
+        checked: returns the Report, or raises CheckError where there are findings. Raises LaunchError.
         """
         nominal, count = size3(threads), size3(groups)
         return self._launch([a * b for a, b in zip(nominal, count, strict=True)], nominal, buffers, check, options)
 
-    def dispatch_threads(self, grid: int | Sequence[int], threads: int | Sequence[int], *buffers: object, check: bool = False, **options: Unpack[RunArguments]) -> Report | None:
+    def dispatch_threads(
+        self,
+        grid: int | Sequence[int],
+        threads: int | Sequence[int],
+        *buffers: object,
+        check: bool = False,
+        **options: Unpack[RunArguments],
+    ) -> Report | None:
         """The same with a grid counted in threads; threadgroups at its edge are smaller where it does not divide."""
         return self._launch(size3(grid), size3(threads), buffers, check, options)
 
-    def _launch(self, grid: list[int], threads: list[int], buffers: Sequence[object], check: bool, options: RunArguments) -> Report | None:
+    def _launch(
+        self, grid: list[int], threads: list[int], buffers: Sequence[object], check: bool, options: RunArguments
+    ) -> Report | None:
         order = options.get("order", "forward")
         mode = "lockstep" if order == "lockstep" else "checked" if check else "fast"
         records = (runtime.LaunchRecord * 1)()
-        keep = self.fill(records[0], grid, threads, buffers, options.get("threadgroup_memory", {}), mode, bind_all=not check)
+        keep = self.fill(
+            records[0], grid, threads, buffers, options.get("threadgroup_memory", {}), mode, bind_all=not check
+        )
         checked = None
         if check:
             slots = [a.index for a in self.arguments if a.kind == "buffer"]
             bindings = {i: b for i, b in zip(slots, buffers, strict=True) if isinstance(b, Binding)}
             checked = Checked(self, records[0], bindings, mode, count=options.get("count", False))
-        runtime.run(records, 1, threads=options.get("os_threads"), order=order, seed=options.get("seed", 0), names=[self.name])
+        runtime.run(
+            records, 1, threads=options.get("os_threads"), order=order, seed=options.get("seed", 0), names=[self.name]
+        )
         del keep
         if checked is None:
             return None
@@ -235,10 +270,17 @@ class Kernel:
         return report
 
     def fill(
-        self, record: runtime.LaunchRecord, grid: list[int], threads: list[int], buffers: Sequence[object], tg: Mapping[int, int],
-        mode: str = "fast", *, bind_all: bool = True,
-    ) -> list[object]:  # fmt: skip
-        """Write a launch; returns what must stay alive until it has run. `bind_all` refuses an unbound buffer at once."""
+        self,
+        record: runtime.LaunchRecord,
+        grid: list[int],
+        threads: list[int],
+        buffers: Sequence[object],
+        tg: Mapping[int, int],
+        mode: str = "fast",
+        *,
+        bind_all: bool = True,
+    ) -> list[object]:
+        """Write a launch; returns what must stay alive until it has run. `bind_all` refuses unbound buffers."""
         check_sizes(self.name, grid, threads, self.max_threads)
         slots = [a for a in self.arguments if a.kind == "buffer"]
         if len(buffers) != len(slots):
@@ -256,7 +298,9 @@ class Kernel:
             keep.append(array)
             length = array.nbytes - binding.offset if binding.length is None else binding.length
             if not 0 <= binding.offset <= array.nbytes or not 0 <= length <= array.nbytes - binding.offset:
-                raise LaunchError(f"{what}: offset {binding.offset} and length {length} leave the {array.nbytes} bytes bound")
+                raise LaunchError(
+                    f"{what}: offset {binding.offset} and length {length} leave the {array.nbytes} bytes bound"
+                )
             record.buffer[slot.index], record.length[slot.index] = array.ctypes.data + binding.offset, length
         fill_threadgroup(self, record, tg)
         record.entry = self.entry(mode)
@@ -277,7 +321,10 @@ def size3(value: int | Sequence[int]) -> list[int]:
 def check_sizes(name: str, grid: Sequence[int], threads: Sequence[int], max_threads: int) -> None:
     """Refuse what a Metal device refuses. Raises LaunchError."""
     if math.prod(threads) < 1 or math.prod(threads) > max_threads:
-        raise LaunchError(f"kernel {name}: {math.prod(threads)} threads a threadgroup {tuple(threads)}; 1 to {max_threads} are allowed")
+        raise LaunchError(
+            f"kernel {name}: {math.prod(threads)} threads a threadgroup {tuple(threads)}; "
+            f"1 to {max_threads} are allowed"
+        )
     if math.prod(-(-g // t) for g, t in zip(grid, threads, strict=True)) >= 2**32 or any(g >= 2**32 for g in grid):
         raise LaunchError(f"kernel {name}: the grid {tuple(grid)} is too large")
 
@@ -289,14 +336,20 @@ def fill_threadgroup(kernel: Kernel, record: runtime.LaunchRecord, tg: Mapping[i
         if index not in slots:
             raise LaunchError(f"kernel {kernel.name} has no [[threadgroup({index})]]")
         if length <= 0 or length % 16:
-            raise LaunchError(f"kernel {kernel.name}: threadgroup memory {index} of {length} bytes; a positive multiple of 16 is needed")
+            raise LaunchError(
+                f"kernel {kernel.name}: threadgroup memory {index} of {length} bytes; "
+                "a positive multiple of 16 is needed"
+            )
         record.tg_length[index] = length
     for index, a in slots.items():
         if index not in tg and not a.optional:
             raise LaunchError(f"kernel {kernel.name}: {a.name} [[threadgroup({index})]] has no length")
     total = sum(tg.values())
     if total > runtime.MAX_THREADGROUP_BYTES:
-        raise LaunchError(f"kernel {kernel.name}: {total} bytes of threadgroup memory; a threadgroup has {runtime.MAX_THREADGROUP_BYTES}")
+        raise LaunchError(
+            f"kernel {kernel.name}: {total} bytes of threadgroup memory; "
+            f"a threadgroup has {runtime.MAX_THREADGROUP_BYTES}"
+        )
 
 
 def as_array(value: object, writable: bool, what: str) -> np.ndarray[Any, Any]:

@@ -11,6 +11,7 @@ What is fetched is checked and kept: see `minfer.sources.cache` for the layout.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,13 +51,14 @@ def resolve(spec: str | None, *, progress: Progress | None = None) -> Path:
     """
     if spec is None:
         return _obtain(parse(DEFAULT), progress or silent).path
-    path = Path(spec).expanduser()
-    if path.is_file():
-        return path
-    if path.is_dir():
-        inside = sorted(file.name for file in path.glob("*.gguf"))
-        hint = f"name a file in it: {', '.join(inside[:20])}" if inside else "it holds no .gguf file"
-        raise SourceError(f"{spec} is a folder, expected a GGUF file; {hint}")
+    with _errors(f"{spec:.200}"):
+        path = Path(os.path.expanduser(spec))
+        if path.is_file():
+            return path
+        if path.is_dir():
+            inside = sorted(file.name for file in path.glob("*.gguf"))
+            hint = f"name a file in it: {', '.join(inside[:20])}" if inside else "it holds no .gguf file"
+            raise SourceError(f"{spec} is a folder, expected a GGUF file; {hint}")
     if spec.partition(":")[0] in _PARSERS and ":" in spec:
         return _obtain(parse(spec), progress or silent).path
     return _by_name(spec).path

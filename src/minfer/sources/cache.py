@@ -66,7 +66,7 @@ class Entry:
     @property
     def size(self) -> int:
         """Bytes on disk."""
-        return _tree_size(self.folder)
+        return sum(size for _, size in file_sizes(self.folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,25 @@ def human(size: int) -> str:
     return f"{value:.1f} TB"
 
 
+def file_sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    """Path and bytes of every file below a folder, while another process may be adding and removing some."""
+    for place, _, names in os.walk(folder):  # passes over a folder that is gone, where Path.rglob raises
+        for name in names:
+            path = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                yield path, os.stat(path).st_size
+
+
 def root() -> Path:
     """The cache folder: `MINFER_CACHE`, else `~/Library/Caches/minfer` (macOS) or `$XDG_CACHE_HOME/minfer`."""
     if chosen := os.environ.get("MINFER_CACHE"):
-        return Path(chosen).expanduser().absolute()
+        return Path(os.path.expanduser(chosen)).absolute()
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "minfer"
+        return Path(os.path.expanduser("~/Library/Caches/minfer"))
     xdg = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"  # the XDG rule: a relative value is ignored
+    base = Path(
+        xdg if os.path.isabs(xdg) else os.path.expanduser("~/.cache")
+    )  # the XDG rule: a relative value is ignored
     return base / "minfer"
 
 
@@ -251,7 +262,9 @@ def remove(entry: Entry) -> None:
         gone = staging(entry.source) / "old"
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(entry.folder, gone)
-    shutil.rmtree(root() / "partial" / _key(entry.source), ignore_errors=True)
+    else:
+        shutil.rmtree(entry.folder, ignore_errors=True)
+    discard(entry.source)
 
 
 def discard(source: str) -> None:
@@ -310,11 +323,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _tree_size(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # another process may be moving it
-            total += path.stat().st_size if path.is_file() else 0
-    return total

@@ -12,6 +12,7 @@ from minfer.sources.http import Remote, RemoteFile
 REGISTRY = "https://registry.ollama.ai"
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _MODEL = "application/vnd.ollama.image.model"
+_ADAPTER = "application/vnd.ollama.image.adapter"
 _MANIFEST_LIMIT = 1 << 20  # bytes; real ones have about one thousand
 
 
@@ -31,6 +32,11 @@ def locate(name: str, tag: str) -> Remote:
         raise SourceError(
             f"ollama:{short} has {len(models)} GGUF layers, expected 1; "
             f"its manifest lists: {', '.join(kinds) or 'none'}; minfer reads models that are stored as one GGUF file"
+        )
+    if any(layer.get("mediaType") == _ADAPTER for layer in layers):
+        raise SourceError(
+            f"ollama:{short} is a model with a LoRA adapter beside it, which minfer does not apply; "
+            "name the base model, or one with the adapter merged"
         )
     digest, size = models[0].get("digest"), models[0].get("size")
     match = re.fullmatch(r"sha256:([0-9a-f]{64})", digest) if isinstance(digest, str) else None

@@ -147,17 +147,16 @@ def _run_pip(requirement: str, work: Path, progress: Progress) -> None:
 
 
 def _announced_size(log: Path) -> int | None:
-    """Bytes, from pip's line "Downloading NAME.whl (92.9 MB)": every version of pip prints it, rounded."""
-    match = re.search(r"Downloading .*\.whl.* \((\d+(?:\.\d+)?) (bytes|kB|MB|GB)\)", log.read_text("utf-8", "replace"))
-    return int(float(match[1]) * _UNITS[match[2]]) if match else None
+    """Bytes, from pip's line "Downloading NAME.whl (92.9 MB)": every version of pip prints it, rounded.
+
+    A line of the same form for NAME.whl.metadata comes before it and is not meant.
+    """
+    line = re.search(r"Downloading \S+\.whl \((\d+(?:\.\d+)?) (bytes|kB|MB|GB)\)", log.read_text("utf-8", "replace"))
+    return int(float(line[1]) * _UNITS[line[2]]) if line else None
 
 
 def _largest_wheel(work: Path) -> int:
-    largest = 0
-    for path in work.rglob("*.whl"):
-        with contextlib.suppress(OSError):  # pip moves it when it is complete
-            largest = max(largest, path.stat().st_size)
-    return largest
+    return max((size for path, size in cache.file_sizes(work) if path.endswith(".whl")), default=0)
 
 
 def _pip_error(requirement: str, log: str) -> SourceError:

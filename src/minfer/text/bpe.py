@@ -42,7 +42,7 @@ class BpeTokenizer(Tokenizer):
         pre = _find_pre_tokenizer(metadata)
         vocab = Vocabulary.from_metadata(metadata, n_embd_rows=n_embd_rows, add_bos=pre.add_bos)
         super().__init__(vocab, name=get_string(metadata, "general.name") or "")
-        self._encoder = _build_encoder(vocab, _read_merges(metadata, vocab), pre)
+        self._encoder = _build_encoder(vocab, _read_merges(metadata), pre)
 
     def _normal_bytes(self, id: int) -> bytes:
         try:
@@ -50,7 +50,7 @@ class BpeTokenizer(Tokenizer):
         except KeyError:  # not in the byte alphabet: the token stands for its own spelling
             return self._vocab.tokens[id]
 
-    def _encode_text(self, text: str, *, after_special: bool) -> list[int]:
+    def _encode_text(self, text: str) -> list[int]:
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -71,8 +71,8 @@ def _find_pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _read_merges(metadata: Metadata, vocab: Vocabulary) -> list[tuple[str, str]]:
-    """The merges as pairs. Raises ModelFileError, naming the first bad one."""
+def _read_merges(metadata: Metadata) -> list[tuple[str, str]]:
+    """The merges as pairs. Raises ModelFileError, naming the first that is not two words."""
     key = PREFIX + "merges"
     lines = get_strings(metadata, key)
     for i, line in enumerate(lines):
@@ -82,13 +82,14 @@ def _read_merges(metadata: Metadata, vocab: Vocabulary) -> list[tuple[str, str]]
         halves = b" ".join(lines).decode("utf-8").split(" ") if lines else []
     except UnicodeDecodeError as error:
         raise ModelFileError(f"{key} is not UTF-8: {error}") from None
-    pairs = list(zip(halves[::2], halves[1::2], strict=True))
-    known = vocab.ids
-    for i, (left, right) in enumerate(pairs):
-        if left not in known or right not in known or left + right not in known:
-            missing = next(part for part in (left, right, left + right) if part not in known)
-            raise ModelFileError(f"{key}[{i}] is {lines[i]!r}, but {missing!r} is not a token")
-    return pairs
+    return list(zip(halves[::2], halves[1::2], strict=True))
+
+
+def _name_unknown(merges: list[tuple[str, str]], ids: Mapping[str, int]) -> None:
+    for i, (left, right) in enumerate(merges):
+        for part in (left, right, left + right):
+            if part not in ids:
+                raise ModelFileError(f"{PREFIX}merges[{i}] is {f'{left} {right}'!r}, but {part!r} is not a token")
 
 
 def _build_encoder(vocab: Vocabulary, merges: list[tuple[str, str]], pre: PreTokenizer) -> tokenizers.Tokenizer:
@@ -96,7 +97,12 @@ def _build_encoder(vocab: Vocabulary, merges: list[tuple[str, str]], pre: PreTok
     if _SURROGATE.search("".join(vocab.texts)):
         # Text cannot give a token that is not UTF-8, and the library takes none.
         ids = {text: id for text, id in ids.items() if not _SURROGATE.search(text)}
-    encoder = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges))
+    try:
+        model = models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges)
+    except Exception as error:  # the library raises nothing narrower
+        _name_unknown(merges, ids)
+        raise ModelFileError(f"{PREFIX}merges: {error}") from error
+    encoder = tokenizers.Tokenizer(model)
     encoder.pre_tokenizer = build_pre_tokenizer(pre)
     return encoder
 

@@ -5,7 +5,7 @@ from Python's internals; this module keeps it from hanging or from eating memory
 
 - every value that a template makes has at most `Budget.value_limit` units, counted as a tree (a character is one unit,
   a container element eight): so printing, comparing or hashing any value is cheap, even one that nests itself cleverly;
-- all values made, loop rounds and calls together cost at most `Budget.limit` units, and at most `SECONDS` of time;
+- all values made, loop rounds and calls together cost at most `Budget.limit` units, and at most `SECONDS` of CPU time;
 - what could be large before it can be counted (`*`, `**`, `%`, format, replace, join, indent) is estimated first;
 - methods and filters that are not on the lists below do not exist.
 
@@ -88,14 +88,14 @@ class Budget:
         self.value_limit = 1_000_000 + 8 * input_units
         self.limit = 64_000_000 + 256 * input_units
         self.used = 0
-        self._deadline = time.monotonic() + SECONDS
+        self._deadline = time.thread_time() + SECONDS
 
     def spend(self, units: int) -> None:
         """Raises LimitError over the limit of work or time."""
         self.used += units
         if self.used > self.limit:
             raise LimitError(f"the template does more than {self.limit} units of work")
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._deadline:
             raise LimitError(f"the template runs longer than {SECONDS:.0f} s")
 
     def foresee(self, units: int) -> None:

@@ -45,8 +45,8 @@ class SpmTokenizer(Tokenizer):
     def _normal_bytes(self, id: int) -> bytes:
         return self._vocab.tokens[id].replace(b"\xe2\x96\x81", b" ")
 
-    def _encode_text(self, text: str, *, after_special: bool) -> list[int]:
-        if self._add_space and after_special:
+    def _encode_text(self, text: str) -> list[int]:
+        if self._add_space:
             text = " " + text
         ids: list[int] = []
         cache = self._cache

@@ -62,8 +62,8 @@ class Tokenizer(ABC):
         raise UnsupportedError(f"{PREFIX}model is {model!r}; minfer reads 'gpt2' (byte-level BPE) and 'llama' (SPM)")
 
     @abstractmethod
-    def _encode_text(self, text: str, *, after_special: bool) -> list[int]:
-        """Encode text free of special tokens; `after_special` is also true at the start."""
+    def _encode_text(self, text: str) -> list[int]:
+        """Encode a run of text free of special tokens; one stood before it, or nothing."""
 
     @abstractmethod
     def _normal_bytes(self, id: int) -> bytes:
@@ -83,13 +83,11 @@ class Tokenizer(ABC):
         ids: list[int] = []
         if add_special and self._vocab.add_bos and self.bos_id is not None:
             ids.append(self.bos_id)
-        after_special = True
         for part in (self._special if parse_special else self._user_defined).split(text):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += self._encode_text(part, after_special=after_special)
-            after_special = isinstance(part, int)
+                ids += self._encode_text(part)
         if add_special and self._vocab.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids

@@ -5,6 +5,7 @@
 #define MSL_HIDDEN __attribute__((visibility("hidden")))
 #define MSL_EXPORT __attribute__((visibility("default")))
 #define MSL_INLINE inline __attribute__((always_inline))
+#define MSL_NOT_CHECKED __attribute__((no_sanitize("thread")))
 #if defined(MSL_INSTRUMENTED)
 // The runtime's own loads and stores are not the kernel's: keep them out of the instrumentation.
 #define MSL_RUNTIME __attribute__((no_sanitize("thread"), noinline))
@@ -76,11 +77,7 @@ struct Lane {
     u32 x, y, z, site;
     u32 slot, depth;
     char *stack;
-    // Lockstep: how far the lane is. `pc` lies within the innermost entry of `path`; an entry is a call that is being made
-    // (its return address) or a loop (where it starts, and which iteration).
-    u64 pc;
-    u64 path[MAX_DEPTH], iteration[MAX_DEPTH];
-    bool collective;
+    u64 pc;         // lockstep: where the lane is, see struct Progress
 };
 
 struct Threadgroup {
@@ -111,6 +108,7 @@ MSL_EXPORT void msl_checked_barrier(Lane *me, u32 flags, Site site);
 MSL_EXPORT void msl_loop_enter(u64 pc);
 MSL_EXPORT void msl_loop_next();
 MSL_EXPORT void msl_loop_leave();
+MSL_EXPORT void msl_misaligned(const volatile void *p, u32 alignment, Site site);
 MSL_EXPORT void msl_checked_atomic(const volatile void *p, u32 size, u32 kind, Site site);
 #endif
 }
@@ -130,15 +128,15 @@ struct Loop {
 #endif
 
 #if !defined(MSL_HOST)
-// Wait for every live lane of the simdgroup. Returns which of the two value areas belongs to this collective.
-template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site, u32 count = COUNT_COLLECTIVE, u32 flags = 0) {
-    static_assert(sizeof(T) <= SLOT, "this type is too wide for a simdgroup function");
+// Wait for every live lane of the simdgroup. `put(area, lane)` stores what this lane brings; returns which of the two
+// value areas belongs to this collective.
+template <class F> MSL_RUNTIME Simdgroup *meet(F put, u32 &p, Site site, u32 count, u32 flags) {
     Lane *me = current;
     Simdgroup *g = me->sg;
 #if defined(MSL_INSTRUMENTED)
     msl_collective_enter(me, site);
     p = g->generation & 1;
-    ((T *)g->value[p])[me->lane] = x;
+    put(g->value[p], me->lane);
     msl_collective_arrive(me, site, count, flags);
 #else
     (void)count;
@@ -151,7 +149,7 @@ template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site
     } else if (__builtin_expect(g->site != site, 0)) {
         msl_fail(me, DIVERGENT_SIMD, g->site, site);
     }
-    ((T *)g->value[p])[me->lane] = x;
+    put(g->value[p], me->lane);
     g->mask[p] |= 1u << me->lane;
     if (++g->arrived == g->alive) {
         g->arrived = 0;
@@ -161,6 +159,14 @@ template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site
     }
 #endif
     return g;
+}
+template <class T> struct PutValue {
+    const T &x;
+    MSL_RUNTIME void operator()(u8 *area, u32 lane) const { ((T *)area)[lane] = x; }
+};
+template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site, u32 count = COUNT_COLLECTIVE, u32 flags = 0) {
+    static_assert(sizeof(T) <= SLOT, "this type is too wide for a simdgroup function");
+    return meet(PutValue<T>{x}, p, site, count, flags);
 }
 
 MSL_RUNTIME inline u32 lane_index() { return current->lane; }
@@ -183,6 +189,24 @@ MSL_RUNTIME inline void barrier(u32 flags, Site site) {
     }
 #endif
 }
+
+#if defined(MSL_INSTRUMENTED)
+// `Cast<T *>() ->* p` is (T *)p with a look at the address; `*Cast<T *>() ->* p` dereferences it.
+template <class P> struct Cast {
+    Site site;
+    MSL_INLINE Cast(Site s = here(__builtin_LINE())) : site(s) {}
+    template <class A> MSL_INLINE P operator->*(A a) const {
+        P p = (P)a;
+        if ((u64)p % alignof(decltype(*p)) != 0) msl_misaligned(p, alignof(decltype(*p)), site);
+        return p;
+    }
+    struct Target {
+        Cast cast;
+        template <class A> MSL_INLINE decltype(auto) operator->*(A a) const { return *(cast->*a); }
+    };
+    MSL_INLINE Target operator*() const { return Target{*this}; }
+};
+#endif
 
 // ---- kernel arguments: conversions, so that the wrapper need not know the parameter's (perhaps dependent) type
 

@@ -1,4 +1,4 @@
-"""`python fake.py ARGUMENTS`: the minfer command with a model that answers by rule instead of by weights.
+"""`python fake_minfer.py ARGUMENTS`: the minfer command with a model that answers by rule instead of by weights.
 
 FAKE_ANSWER is what it says: `endless` never ends, `echo` (the default) tells what it was asked.
 """

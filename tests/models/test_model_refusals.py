@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from helpers import TINY, open_engine
+from helpers import TINY, Edit, edited, f32, open_engine, put
 from minfer.errors import MinferError, ModelFileError, UnsupportedError
 from minfer.gguf import open_model
-from minfer.gguf.writer import Tensor, typed, write_model
+from minfer.gguf.writer import Tensor
 from minfer.models import load_architecture
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-Edit = Callable[[dict[str, Any], dict[str, Tensor]], None]
-
-
-def edited(path: Path, target: Path, edit: Edit) -> Path:
-    """A copy of a model with its metadata and tensors changed."""
-    with open_model(path) as model:
-        metadata: dict[str, Any] = {k: typed(v, model.value_types[k]) for k, v in model.metadata.items()}
-        tensors = {
-            name: Tensor(name, info.format, info.shape, model.data(name).copy()) for name, info in model.tensors.items()
-        }
-    edit(metadata, tensors)
-    write_model(target, metadata, list(tensors.values()))
-    return target
-
-
-def f32(name: str, *shape: int) -> Tensor:
-    return Tensor.of(name, np.zeros(shape[::-1], np.float32))
-
-
-def put(tensors: dict[str, Tensor], tensor: Tensor) -> None:
-    tensors[tensor.name] = tensor
-
 
 CASES: dict[str, tuple[str, type[MinferError], Edit]] = {
     "architecture missing": ("qwen2", ModelFileError, lambda m, t: m.pop("general.architecture")),
