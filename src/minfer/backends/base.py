@@ -38,6 +38,14 @@ class KvRegion:
     v: Any
 
 
+class LaunchList(Protocol):
+    """What a split launches, for looking at."""
+
+    def table(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
 class Program(Protocol):
     """A compiled split. Running it reads and writes only its plan's buffers and the KV regions."""
 
@@ -86,6 +94,10 @@ class Backend(ABC):
     @abstractmethod
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Any]) -> Program:
         """Turn a split of a plan into a program; `buffers` gives the buffer of a value (node index) on this device."""
+
+    def launches(self, plan: Plan, split: Split) -> LaunchList | None:
+        """The launches of a split; None where the device runs it in another way. Takes no memory."""
+        return None
 
     @abstractmethod
     def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:

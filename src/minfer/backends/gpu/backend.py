@@ -12,7 +12,7 @@ import numpy.typing as npt
 from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
 from minfer.backends.gpu.devices.base import Bound, Step
 from minfer.backends.gpu.inputs import RowCheck, row_checks
-from minfer.backends.gpu.launch import Launch, Ref, barriers, prove_ordered
+from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
 from minfer.backends.gpu.lower import Context, Region, lower, unsupported
 from minfer.backends.gpu.weights import register
 from minfer.errors import NumericsError, RequestError
@@ -40,7 +40,7 @@ class Memory:
 
 
 class GpuBackend(Backend):
-    """Runs splits on a device. Counts what it does: `lowered` splits, `encoded` and `recorded` programs are the device's."""
+    """Runs splits on a device; `lowered` counts the splits that were turned into launches."""
 
     def __init__(self, device: Device, kv_format: str = "f32", name: str | None = None) -> None:
         self.device = device
@@ -128,6 +128,9 @@ class GpuBackend(Backend):
         self.lowered += 1
         return context, launches
 
+    def launches(self, plan: Plan, split: Split) -> LaunchList:
+        return LaunchList(tuple(self.lower(plan, split)[1]))
+
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Memory]) -> GpuProgram:
         context, launches = self.lower(plan, split)
         fences = barriers(launches)
@@ -139,9 +142,7 @@ class GpuBackend(Backend):
         for name, nbytes in context.scratch.items():
             if name not in self._scratch or self._scratch[name].nbytes < nbytes:
                 self._scratch[name] = self.allocate(nbytes, f"scratch {name}")
-        pool = {
-            slot.buffer: buffers(index) for (index, device), slot in plan.slots.items() if device == self.name
-        }
+        pool = {slot.buffer: buffers(index) for (index, device), slot in plan.slots.items() if device == self.name}
 
         def resolve(ref: Ref) -> tuple[Any, int]:
             if ref.space == "pool":
