@@ -12,6 +12,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from minfer.backends.profile import Profile
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
@@ -59,6 +60,7 @@ class Backend(ABC):
     """
 
     name: str
+    profile: Profile | None = None  # where host time goes, if anyone asks
 
     @abstractmethod
     def supports(self, node: Node) -> str | None:

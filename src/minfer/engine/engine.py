@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minfer.backends import open_backend
+from minfer.backends.profile import Profile
 from minfer.engine.place import N_BATCH, need, weights_on
 from minfer.errors import NumericsError, RequestError
 from minfer.graph import GraphParams
@@ -130,6 +131,13 @@ class Engine:
             if node.dtype != "none" and not isinstance(node.op, Input):
                 yield node, self._value(compiled.plan, node)
 
+    def start_profile(self) -> Profile:
+        """Measure where host time goes from now on."""
+        profile = Profile()
+        for backend in self.backends.values():
+            backend.profile = profile
+        return profile
+
     def close(self) -> None:
         self.allocator.close()
         for backend in self.backends.values():
@@ -149,10 +157,8 @@ class Engine:
             "window": rows.window,
             "tail_ids": np.arange(n - m, n, dtype=np.int32),
         }
-        for (index, device), slot in plan.slots.items():
-            node = plan.graph.nodes[index]
-            if isinstance(node.op, Input):
-                self.backends[device].write(self.allocator.buffer(slot), inputs[node.op.kind])
+        for index, device, kind in self._inputs(compiled):
+            self.backends[device].write(self.allocator.buffer(plan.slots[index, device]), inputs[kind])
         for split, program in zip(plan.splits, compiled.programs, strict=True):
             for index in split.receives:
                 node = plan.graph.nodes[index]
@@ -160,6 +166,11 @@ class Engine:
                 self.backends[split.device].write(here, self._value(plan, node))
             program.run()
         return compiled
+
+    def _inputs(self, compiled: Compiled[Program]) -> list[tuple[int, str, str]]:
+        """(node, device, kind) of every input that a plan takes."""
+        nodes = compiled.plan.graph.nodes
+        return [(i, device, op.kind) for i, device in compiled.plan.slots if isinstance(op := nodes[i].op, Input)]
 
     def _value(self, plan: Plan, node: Node) -> npt.NDArray[Any]:
         """A copy of a node's value, numpy shape (the logical shape reversed)."""

@@ -164,7 +164,7 @@ class GpuBackend(Backend):
                 bound.append(Bound(b.slot, handle, offset, b.start, b.end, b.access != "write", b.writes))
             steps.append(Step(launch, tuple(bound), fence))
         checks = row_checks(plan, split, shapes=context.regions, buffers=buffers)
-        return GpuProgram(self.device, tuple(steps), checks)
+        return GpuProgram(self, tuple(steps), checks)
 
     def _values(self, weight: Weight) -> npt.NDArray[np.float32]:
         if self._tensors is None:
@@ -186,16 +186,32 @@ class GpuBackend(Backend):
 class GpuProgram:
     """The launches of a split with their buffers. Encoded directly the first time, recorded on the second run."""
 
-    def __init__(self, device: Device, steps: tuple[Step, ...], checks: tuple[RowCheck, ...]) -> None:
-        self.device = device
+    def __init__(self, backend: GpuBackend, steps: tuple[Step, ...], checks: tuple[RowCheck, ...]) -> None:
+        self.backend = backend
+        self.device = backend.device
         self.steps = steps
         self.checks = checks
         self._ran = False
         self._recording: Recording | None = None
 
     def run(self) -> None:
+        if (profile := self.backend.profile) is None:
+            self._check()
+            self._submit()
+            return
+        name = self.backend.name
+        with profile.measure(f"{name}: row checks"):
+            self._check()
+        with profile.measure(f"{name}: {'replay' if self._recording else 'encode'}"):
+            self._submit()
+        with profile.measure(f"{name}: wait"):
+            self.device.synchronize()
+
+    def _check(self) -> None:
         for check in self.checks:
             check()
+
+    def _submit(self) -> None:
         if not self._ran:
             self.device.encode(self.steps)
             self._ran = True
