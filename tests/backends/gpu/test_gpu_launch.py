@@ -131,7 +131,7 @@ def test_a_struct_refuses_other_fields(wrong: dict[str, Any]) -> None:
 def test_kernels_are_metal_and_state_their_threadgroup_memory(family: str) -> None:
     text = source(family)
     library = Library(text, name=f"{family}.metal")  # refuses what Metal refuses
-    assert "#include \"" not in text
+    assert '#include "' not in text
     for name in library.kernel_names:
         declared = THREADGROUP_BYTES.get(name)
         kernel = library.unit.instances[name].kernel
