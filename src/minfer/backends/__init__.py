@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 from minfer.errors import UnsupportedError
@@ -18,8 +19,16 @@ def _reference(kv_format: str) -> Backend:
     return ReferenceBackend(kv_format)
 
 
+def _cpu(kv_format: str) -> Backend:
+    from minfer.backends.cpu import CpuBackend
+
+    return CpuBackend(kv_format)
+
+
 #: Best first: `auto` takes the first that supports the whole model.
-DEVICES: dict[str, Callable[[str], Backend]] = {"reference": _reference}
+DEVICES: dict[str, Callable[[str], Backend]] = {"cpu": _cpu, "reference": _reference}
+if importlib.util.find_spec("minfer.backends.cpu._native") is None:
+    del DEVICES["cpu"]  # a source tree whose native part was not built
 
 
 def open_backend(device: str, kv_format: str) -> Backend:
