@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 from minfer.errors import UnsupportedError
@@ -18,6 +19,12 @@ def _reference(kv_format: str) -> Backend:
     return ReferenceBackend(kv_format)
 
 
+def _cpu(kv_format: str) -> Backend:
+    from minfer.backends.cpu import CpuBackend
+
+    return CpuBackend(kv_format)
+
+
 def _simulator(kv_format: str) -> Backend:
     from minfer.backends.gpu.backend import GpuBackend
     from minfer.backends.gpu.devices.simulator import SimulatorDevice
@@ -25,13 +32,15 @@ def _simulator(kv_format: str) -> Backend:
     return GpuBackend(SimulatorDevice(), kv_format)
 
 
-DEVICES: dict[str, Callable[[str], Backend]] = {"reference": _reference, "simulator": _simulator}
+DEVICES: dict[str, Callable[[str], Backend]] = {"cpu": _cpu, "reference": _reference, "simulator": _simulator}
+if importlib.util.find_spec("minfer.backends.cpu._native") is None:
+    del DEVICES["cpu"]  # a source tree whose native part was not built
 
 #: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
 #: the simulator, is taken when it is asked for by name.
-AUTO = ("reference",)
+AUTO = tuple(name for name in ("cpu", "reference") if name in DEVICES)
 #: What runs the layers that a GPU does not take.
-HOST = "reference"
+HOST = AUTO[0]
 
 
 def open_backend(device: str, kv_format: str) -> Backend:

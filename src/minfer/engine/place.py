@@ -94,7 +94,8 @@ def place(
     """
     reasons = []
     for name in AUTO if device == "auto" else (device,):
-        backends = {d: open_backend(d, kv_format) for d in dict.fromkeys((name, HOST))}
+        needed = (name,) if gpu_layers is None else dict.fromkeys((name, HOST))
+        backends = {device: open_backend(device, kv_format) for device in needed}
         try:
             whole = Placement.whole(name, arch.n_layer)
             assign(arch.build(GraphParams(1, 1, whole, kv_format)), backends)

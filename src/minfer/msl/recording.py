@@ -139,7 +139,7 @@ class Recording:
             self._written()
             return []
         reports = [Report("")] * len(names)
-        unordered: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]] = {}
+        unordered: dict[tuple[int, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]] = {}
         for k, i in enumerate(order or range(len(names))):
             launch = self.launches[i]
             one = (runtime.LaunchRecord * 1)()
@@ -179,21 +179,24 @@ def _binding(b: Bound) -> Binding:
 def _between_launches(
     launch: Launch,
     checked: Checked,
-    seen: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]],
+    seen: dict[tuple[int, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]],
     report: Report,
 ) -> None:
-    """Find bytes that this launch and an earlier one, with no barrier between, both touch, one of them writing."""
-    own: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
+    """Find bytes that this launch and an earlier one, with no barrier between, both touch, one of them writing.
+
+    Memory is known by its address and size: buffers over the caller's memory may start at one page and end apart.
+    """
+    own: dict[tuple[int, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
     for slot, bound in launch.buffers.items():
         if (slot, 0) not in checked.maps:
             continue
         length = bound.buffer.backed
-        reads, writes = own.setdefault(bound.buffer.address, (np.zeros(length, bool), np.zeros(length, bool)))
+        reads, writes = own.setdefault((bound.buffer.address, length), (np.zeros(length, bool), np.zeros(length, bool)))
         for k, into in ((0, reads), (1, writes)):
             bits = np.unpackbits(checked.maps[slot, k], bitorder="little")[: length - bound.offset]
             into[bound.offset : bound.offset + len(bits)] |= bits.astype(bool)
     for slot, bound in launch.buffers.items():
-        key = bound.buffer.address
+        key = (bound.buffer.address, bound.buffer.backed)
         if key not in own or key not in seen:
             continue
         (reads, writes), (old_reads, old_writes, other) = own[key], seen[key]
