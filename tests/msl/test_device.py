@@ -128,7 +128,7 @@ def test_a_missing_barrier_between_launches_is_found(barrier: bool) -> None:
     def copy(x: Any, y: Any, wait: bool) -> Launch:
         return Launch(kernel, (64, 1, 1), (64, 1, 1), {0: Bound(x), 1: Bound(y), 2: Bound(plus)}, barrier=wait)
 
-    reports = Recording([copy(a, b, False), copy(b, c, barrier)]).run(Run(check=True))
+    reports = Recording([copy(a, b, False), copy(b, c, barrier)]).run(Run(check=True, count=True))
     found = [f for r in reports for f in r.findings]
     assert [f.kind for f in found] == ([] if barrier else ["race between launches"])
     if found:
