@@ -147,6 +147,23 @@ def test_two_launches_may_share_a_buffer_without_sharing_bytes() -> None:
     assert not [f for r in Recording(launches).run(Run(check=True)) for f in r.findings]
 
 
+def test_a_barrier_ends_what_may_clash() -> None:
+    w = World(check=True)
+    a, b, c, d = w.ints(), w.ints(), w.ints(), w.ints()
+    plus = w.device.buffer(np.int32(0))
+    launches = [
+        Launch(
+            w.pipelines["copy"].kernel,
+            (64, 1, 1),
+            (64, 1, 1),
+            {0: Bound(x), 1: Bound(y), 2: Bound(plus)},
+            barrier=barrier,
+        )
+        for x, y, barrier in [(a, b, False), (a, c, False), (b, a, True), (b, d, False)]
+    ]
+    assert not [f for r in Recording(launches).run(Run(check=True)) for f in r.findings]
+
+
 def test_declared_ranges_and_fresh_memory() -> None:
     w = World(check=True)
     a, b, plus = w.device.buffer(256, label="fresh"), w.ints(), w.device.buffer(np.int32(0))

@@ -127,6 +127,7 @@ def test_a_race_names_both_sides(lib: Library) -> None:
 
 def test_threads_of_a_smaller_threadgroup_are_named_by_their_place(compiler: str) -> None:
     library = Library(
+        "#include <metal_stdlib>\nusing namespace metal;\n"
         "kernel void k(device float * x [[buffer(0)]], uint2 i [[thread_position_in_grid]]) { x[i.x + 10*i.y] = 1; }",
         compiler=compiler,
     )
