@@ -33,7 +33,11 @@ def _simulator(kv_format: str) -> Backend:
 
 
 DEVICES: dict[str, Callable[[str], Backend]] = {"cpu": _cpu, "reference": _reference, "simulator": _simulator}
-if importlib.util.find_spec("minfer.backends.cpu._native") is None:
+try:
+    _built = importlib.util.find_spec("minfer.backends.cpu._native") is not None
+except ImportError:  # looking for a module imports the package it is in, which needs that module
+    _built = False
+if not _built:
     del DEVICES["cpu"]  # a source tree whose native part was not built
 
 #: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
