@@ -25,10 +25,26 @@ def _cpu(kv_format: str) -> Backend:
     return CpuBackend(kv_format)
 
 
-#: Best first: `auto` takes the first that supports the whole model.
-DEVICES: dict[str, Callable[[str], Backend]] = {"cpu": _cpu, "reference": _reference}
-if importlib.util.find_spec("minfer.backends.cpu._native") is None:
+def _simulator(kv_format: str) -> Backend:
+    from minfer.backends.gpu.backend import GpuBackend
+    from minfer.backends.gpu.devices.simulator import SimulatorDevice
+
+    return GpuBackend(SimulatorDevice(), kv_format)
+
+
+DEVICES: dict[str, Callable[[str], Backend]] = {"cpu": _cpu, "reference": _reference, "simulator": _simulator}
+try:
+    _built = importlib.util.find_spec("minfer.backends.cpu._native") is not None
+except ImportError:  # looking for a module imports the package it is in, which needs that module
+    _built = False
+if not _built:
     del DEVICES["cpu"]  # a source tree whose native part was not built
+
+#: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
+#: the simulator, is taken when it is asked for by name.
+AUTO = tuple(name for name in ("cpu", "reference") if name in DEVICES)
+#: What runs the layers that a GPU does not take.
+HOST = AUTO[0]
 
 
 def open_backend(device: str, kv_format: str) -> Backend:
