@@ -1,0 +1,115 @@
+"""The CUDA text: right on the software device (the same source), and accepted by NVRTC for two GPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cuda_cases import CASES, FOLDER, Case, error
+
+from minfer.msl import CompileError, Library, ToolError, nvrtc
+from minfer.msl.emit_cuda import emit_cuda, entry
+
+ARCHS = ("sm_80", "sm_90")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_cases_are_right_on_the_software_device(case: Case) -> None:
+    buffers, want = case.buffers(np.random.default_rng(1))
+    kernel = Library.from_file(case.path).kernel(case.kernel, case.constants)
+    kernel(case.groups, case.threads, *buffers, threadgroup_memory=case.memory)
+    for slot, expected in want.items():
+        got = buffers[slot]
+        assert got is not None
+        assert error(got, expected) <= case.tolerance, slot
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("file", sorted({c.file for c in CASES}))
+def test_every_construct_compiles(file: str, arch: str) -> None:
+    wanted = [(c.kernel, c.constants) for c in CASES if c.file == file]
+    module = nvrtc.module(Library.from_file(FOLDER / file).unit, wanted, arch)
+    assert module.cubin[:4] == b"\x7fELF"
+    for symbol, _ in module.entries.values():
+        assert f".text.{symbol}\0".encode() in module.cubin
+    assert len(module.entries) == len({(k, tuple(sorted(c.items()))) for k, c in wanted})
+
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+
+
+def text_of(source: str, constants: dict[str, int] | None = None) -> str:
+    unit = Library(HEAD + source, name="k.metal").unit
+    return emit_cuda(unit, [(constants or {}, [("k", i) for i in unit.instances.values()])])
+
+
+def test_threadgroup_memory_is_shared_and_aligned() -> None:
+    text = text_of("kernel void k(uint i [[thread_position_in_grid]]) { threadgroup float a[4][8], b; a[0][i] = b; }")
+    assert "alignas(16) alignas(float) __shared__ float a [ 4 ] [ 8 ];" in text
+    assert "alignas(16) alignas(float) __shared__ float b ;" in text
+    assert "threadgroup float" not in text
+
+
+def test_no_space_or_attribute_is_left() -> None:
+    text = text_of(
+        "kernel void k(device float * x [[buffer(3)]], constant int & n [[buffer(1)]], "
+        "uint i [[thread_position_in_grid]]) { x[i] = n; }"
+    )
+    body = text.partition("entry points")[0]
+    assert not any(word in body for word in ("device ", "constant ", "[[", "kernel "))
+    assert 'extern "C" __global__ void k(void *b1, void *b3)' in text
+
+
+def test_arguments_are_in_order_of_their_slots() -> None:
+    source = """kernel void k(device float * x [[buffer(9)]], threadgroup float * t [[threadgroup(2)]],
+                constant int & n [[buffer(0)]], threadgroup float * s [[threadgroup(0)]],
+                uint i [[thread_position_in_grid]]) { t[i] = x[i]; s[i] = n; }"""
+    unit = Library(HEAD + source).unit
+    slots = entry(unit.kernels["k"])
+    assert (slots.buffers, slots.threadgroup) == ((0, 9), (0, 2))
+
+
+def test_launch_bounds_come_from_the_kernel() -> None:
+    assert "__launch_bounds__(96) k(" in text_of(
+        "[[max_total_threads_per_threadgroup(96)]] kernel void k(device float * x [[buffer(0)]]) { x[0] = 1; }"
+    )
+
+
+def test_constants_are_baked_in() -> None:
+    source = "constant int N [[function_constant(0)]];\nkernel void k(device int * x [[buffer(0)]]) { x[0] = N; }"
+    assert "{ return (int)(5ll); }" in text_of(source, {"N": 5})
+
+
+def test_an_error_names_the_metal_line() -> None:
+    source = HEAD + "kernel void k(device float * x [[buffer(0)]]) {\n  x[0] = undefined_name;\n}"
+    unit = Library(source, name="wrong.metal").unit
+    with pytest.raises(CompileError, match=r'wrong\.metal\(4\): error: identifier "undefined_name" is undefined'):
+        nvrtc.module(unit, [("k", {})], "sm_80")
+
+
+def test_unknown_architectures_are_refused() -> None:
+    unit = Library(HEAD + "kernel void k(device float * x [[buffer(0)]]) { x[0] = 1; }").unit
+    with pytest.raises(ToolError, match="is no GPU architecture"):
+        nvrtc.module(unit, [("k", {})], "sm_90 --include-path=/")
+    with pytest.raises(ToolError, match="does not know sm_12"):
+        nvrtc.module(unit, [("k", {})], "sm_12")
+
+
+def test_a_cubin_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = Library(HEAD + "kernel void kept(device float * x [[buffer(0)]]) { x[0] = 3; }").unit
+    first = nvrtc.module(unit, [("kept", {})], "sm_80")
+
+    def refuse(name: str, *args: object) -> int:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(nvrtc, "_call", refuse)
+    assert nvrtc.module(unit, [("kept", {})], "sm_80").cubin == first.cubin
+
+
+def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSL_NVRTC", "/nowhere/libnvrtc.so")
+    nvrtc.library.cache_clear()
+    try:
+        with pytest.raises(ToolError, match="pip install nvidia-cuda-nvrtc-cu12"):
+            nvrtc.library()
+    finally:
+        nvrtc.library.cache_clear()
