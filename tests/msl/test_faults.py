@@ -1,4 +1,4 @@
-"""Planted faults are found, in every order of lanes, with kernel, line, buffer and threads; their clean twins stay silent."""
+"""Planted faults are found, in every order of lanes, with kernel, line, buffer and threads; clean twins stay silent."""
 
 from __future__ import annotations
 
@@ -70,7 +70,11 @@ def run(lib: Library, name: str, how: dict[str, Any]) -> list[Finding]:
     reads = (0, 256) if name.startswith("undeclared_read") else None
     writes = (0, 256) if name.startswith("undeclared_write") else None
     initialised = np.zeros(64, np.uint8) if name.startswith("uninitialised_device") else None
-    buffers: list[object] = [Binding(x, reads=reads, label="weights"), Binding(y, writes=writes, initialised=initialised, label="result"), zero]
+    buffers: list[object] = [
+        Binding(x, reads=reads, label="weights"),
+        Binding(y, writes=writes, initialised=initialised, label="result"),
+        zero,
+    ]
     if any(a.index == 3 for a in kernel.arguments):
         buffers.append(None if name.startswith("unbound") else np.zeros(1, np.uint32))
     memory = {a.index: 256 for a in kernel.arguments if a.kind == "threadgroup"}
@@ -109,7 +113,9 @@ def test_clean_twin_is_silent(lib: Library, name: str, how: dict[str, Any]) -> N
 
 def test_every_place_is_reported_once_with_a_count(lib: Library) -> None:
     found = run(lib, "uninitialised_threadgroup", {})
-    assert [(f.kind, f.count) for f in found] == [("uninitialised threadgroup read", 64)]  # 32 threads of each threadgroup
+    assert [(f.kind, f.count) for f in found] == [
+        ("uninitialised threadgroup read", 64)
+    ]  # 32 threads of each threadgroup
 
 
 def test_a_race_names_both_sides(lib: Library) -> None:

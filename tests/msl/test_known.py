@@ -21,7 +21,9 @@ MODES: dict[str, dict[str, Any]] = {
     "checked": {"check": True},
     "checked backward": {"check": True, "order": "backward"},
 }
-CONSTANTS: dict[str, list[dict[str | int, Any]]] = {"specialized": [{"has_bias": True, "repeat": 3}, {0: False, 1: 2, 2: 2.5}]}
+CONSTANTS: dict[str, list[dict[str | int, Any]]] = {
+    "specialized": [{"has_bias": True, "repeat": 3}, {0: False, 1: 2, 2: 2.5}]
+}
 rng = np.random.default_rng(5)
 _libraries: dict[str, Library] = {}
 
@@ -73,7 +75,9 @@ def test_half_rounds_after_every_operation_and_bfloat_to_nearest_even(lib: Libra
     n = 512
     a, b = f32(n).astype(np.float16), f32(n).astype(np.float16)
     f = f32(n)
-    f[:4] = np.array([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7FC00001], np.uint32).view(np.float32)  # ties, overflow, NaN
+    f[:4] = np.array([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7FC00001], np.uint32).view(
+        np.float32
+    )  # ties, overflow, NaN
     y, z = np.zeros(n, np.float16), np.zeros(n, np.uint16)
     lib.kernel("rounding")(n // 32, 32, a, b, y, z, f, **how)
     np.testing.assert_array_equal(y, a * b + a)
@@ -94,11 +98,39 @@ def test_math(lib: Library, how: dict[str, Any]) -> None:
     s = np.clip((v + 1) / 2, 0, 1)
     away = np.sign(v) * np.floor(np.abs(v) + 0.5)
     expected = [
-        np.exp(v), np.exp2(v), np.log(u), np.log2(u), np.sqrt(u), 1 / np.sqrt(u), np.sin(v), np.cos(v), np.tanh(v), np.floor(v), np.ceil(v), away,
-        np.rint(v), np.trunc(v), v - np.floor(v), np.clip(v, 0, 1), np.sign(v), u**1.5, np.fmod(v, 0.75), v * u + 1, v + (u - v) * 0.25,
-        np.clip(v, -0.5, 0.5), np.arctan2(v, u), np.maximum(v, u), np.minimum(v, 0), (v >= 0) * 1.0, np.copysign(u, v), s * s * (3 - 2 * s),
-        np.hypot(v, u), np.exp(v), 10**v, np.sqrt(u),
-    ]  # fmt: skip
+        np.exp(v),
+        np.exp2(v),
+        np.log(u),
+        np.log2(u),
+        np.sqrt(u),
+        1 / np.sqrt(u),
+        np.sin(v),
+        np.cos(v),
+        np.tanh(v),
+        np.floor(v),
+        np.ceil(v),
+        away,
+        np.rint(v),
+        np.trunc(v),
+        v - np.floor(v),
+        np.clip(v, 0, 1),
+        np.sign(v),
+        u**1.5,
+        np.fmod(v, 0.75),
+        v * u + 1,
+        v + (u - v) * 0.25,
+        np.clip(v, -0.5, 0.5),
+        np.arctan2(v, u),
+        np.maximum(v, u),
+        np.minimum(v, 0),
+        (v >= 0) * 1.0,
+        np.copysign(u, v),
+        s * s * (3 - 2 * s),
+        np.hypot(v, u),
+        np.exp(v),
+        10**v,
+        np.sqrt(u),
+    ]
     for k, e in enumerate(expected):
         np.testing.assert_allclose(y[k], e, rtol=2e-6, atol=3e-7, err_msg=f"function {k}")
 
@@ -115,10 +147,26 @@ def test_integers(lib: Library, how: dict[str, Any]) -> None:
         bits = f"{v:032b}"
         field = v >> 5 & 511
         return [
-            bits.count("1"), 32 - v.bit_length(), 32 if v == 0 else (v & -v).bit_length() - 1, int(bits[::-1], 2), v << 7 | v >> 25,
-            v * 0x9E3779B9 >> 32, s * 12345 >> 32, abs(v - 1000), min(v + 2**31, 2**32 - 1), max(s - (2**31 - 1), -(2**31)), field,
-            field - 512 if field >> 8 else field, v & ~0x3F0 | 0x30, (v + 3) >> 1, abs(s), min(max(v, 10), 2000), max(v, 77), min(v, 77), (v & 0xFFF) * 3 + 1,
-        ]  # fmt: skip
+            bits.count("1"),
+            32 - v.bit_length(),
+            32 if v == 0 else (v & -v).bit_length() - 1,
+            int(bits[::-1], 2),
+            v << 7 | v >> 25,
+            v * 0x9E3779B9 >> 32,
+            s * 12345 >> 32,
+            abs(v - 1000),
+            min(v + 2**31, 2**32 - 1),
+            max(s - (2**31 - 1), -(2**31)),
+            field,
+            field - 512 if field >> 8 else field,
+            v & ~0x3F0 | 0x30,
+            (v + 3) >> 1,
+            abs(s),
+            min(max(v, 10), 2000),
+            max(v, 77),
+            min(v, 77),
+            (v & 0xFFF) * 3 + 1,
+        ]
 
     expected = np.array([[r & 0xFFFFFFFF for r in rows(int(v))] for v in x], np.uint32).T
     np.testing.assert_array_equal(y, expected)
@@ -169,7 +217,16 @@ def test_places_in_a_grid_that_threadgroups_do_not_divide(lib: Library, how: dic
             tx, ty, bx, by = gx % 8, gy % 2, gx // 8, gy // 2
             w, h = min(8, 21 - 8 * bx), min(2, 5 - 2 * by)
             flat = ty * w + tx
-            expected = [tx + 100 * ty, bx + 100 * by, w + 100 * h, 8 + 200, 3 + 300, flat, flat % 32 + 100 * (flat // 32), 1]
+            expected = [
+                tx + 100 * ty,
+                bx + 100 * by,
+                w + 100 * h,
+                8 + 200,
+                3 + 300,
+                flat,
+                flat % 32 + 100 * (flat // 32),
+                1,
+            ]
             assert list(y[gy, gx]) == expected
 
 
@@ -184,20 +241,43 @@ def test_simdgroup_and_quad_functions(lib: Library, how: dict[str, Any]) -> None
         q, wq = v.reshape(8, 4), w.reshape(8, 4)
         incl = np.cumsum(v.astype(np.float64))
         expected = [
-            np.full(32, v.sum()), np.full(32, v.max()), np.full(32, v.min()), np.full(32, v.astype(np.float64).prod()), incl, incl - v,
-            v[(lane * 7 + 3) % 32], v[lane ^ 5], np.where(lane >= 3, v[lane - 3], v), np.where(lane < 29, v[(lane + 3) % 32], v),
-            np.full(32, v[9]), np.full(32, v[0]), v[(lane - 5) % 32], np.where(lane >= 4, v[lane - 4], -v[(lane + 28) % 32]),
-            np.where(lane < 28, v[(lane + 4) % 32], -v[(lane - 28) % 32]), q.sum(1).repeat(4), q.max(1).repeat(4), v[lane ^ 2], q[:, 1].repeat(4),
-            (np.cumsum(q, 1) - q).ravel(), np.full(32, v.sum() + 32),
-        ]  # fmt: skip
+            np.full(32, v.sum()),
+            np.full(32, v.max()),
+            np.full(32, v.min()),
+            np.full(32, v.astype(np.float64).prod()),
+            incl,
+            incl - v,
+            v[(lane * 7 + 3) % 32],
+            v[lane ^ 5],
+            np.where(lane >= 3, v[lane - 3], v),
+            np.where(lane < 29, v[(lane + 3) % 32], v),
+            np.full(32, v[9]),
+            np.full(32, v[0]),
+            v[(lane - 5) % 32],
+            np.where(lane >= 4, v[lane - 4], -v[(lane + 28) % 32]),
+            np.where(lane < 28, v[(lane + 4) % 32], -v[(lane - 28) % 32]),
+            q.sum(1).repeat(4),
+            q.max(1).repeat(4),
+            v[lane ^ 2],
+            q[:, 1].repeat(4),
+            (np.cumsum(q, 1) - q).ravel(),
+            np.full(32, v.sum() + 32),
+        ]
         got = y[:, 32 * g : 32 * g + 32]
         for k, e in enumerate(expected):
             np.testing.assert_allclose(got[k], e, rtol=2e-5, atol=1e-5, err_msg=f"function {k}")
         ballot = int(sum(int(b & 1) << i for i, b in enumerate(w)))
         bits = [
-            np.bitwise_and.reduce(w), np.bitwise_or.reduce(w), np.bitwise_xor.reduce(w), ballot, 1, int((w == 5).any()), (lane == 0) * 1,
-            (wq & 1).any(1).repeat(4), (wq & 1).all(1).repeat(4),
-        ]  # fmt: skip
+            np.bitwise_and.reduce(w),
+            np.bitwise_or.reduce(w),
+            np.bitwise_xor.reduce(w),
+            ballot,
+            1,
+            int((w == 5).any()),
+            (lane == 0) * 1,
+            (wq & 1).any(1).repeat(4),
+            (wq & 1).all(1).repeat(4),
+        ]
         for k, b in enumerate(bits):
             np.testing.assert_array_equal(z[k, 32 * g : 32 * g + 32], b, err_msg=f"integer function {k}")
 
@@ -208,7 +288,9 @@ def test_rms_norm(lib: Library, how: dict[str, Any], threads: int) -> None:
     y = np.zeros_like(x)
     args = np.array([(200, 1e-5)], np.dtype([("n", "u4"), ("eps", "f4")]))
     lib.kernel("rms_norm")(3, threads, x, w, y, args, **how)
-    np.testing.assert_allclose(y, x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * w, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        y, x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * w, rtol=2e-6, atol=1e-6
+    )
 
 
 def test_threadgroup_memory(lib: Library, how: dict[str, Any]) -> None:
@@ -239,7 +321,9 @@ def q4_1(rows: int, cols: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
     blocks["d"], blocks["m"] = rng.uniform(0.01, 0.1, blocks.shape), rng.uniform(-0.5, 0.5, blocks.shape)
     blocks["qs"] = rng.integers(0, 256, (*blocks.shape, 16))
     q = np.concatenate([blocks["qs"] & 15, blocks["qs"] >> 4], -1)
-    return blocks, (q * blocks["d"].astype(np.float64)[..., None] + blocks["m"].astype(np.float64)[..., None]).reshape(rows, cols)
+    return blocks, (q * blocks["d"].astype(np.float64)[..., None] + blocks["m"].astype(np.float64)[..., None]).reshape(
+        rows, cols
+    )
 
 
 @pytest.mark.parametrize("rows", [64, 61])
@@ -290,13 +374,22 @@ def test_attention(lib: Library, how: dict[str, Any]) -> None:
 def test_counters(lib: Library) -> None:
     w, _ = q4_1(16, 576)
     x, y = f32(576), np.zeros(16, np.float32)
-    report = lib.kernel("matvec_q4_1")(2, 64, w, x, Binding(y, label="y"), np.uint32(16), np.uint32(576), check=True, count=True)
+    report = lib.kernel("matvec_q4_1")(
+        2, 64, w, x, Binding(y, label="y"), np.uint32(16), np.uint32(576), check=True, count=True
+    )
     assert report is not None
     c = report.counters
-    assert (c.read_distinct[0], c.read_distinct[1], c.written[2], c.written_distinct[2]) == (w.nbytes, x.nbytes, y.nbytes, y.nbytes)
+    assert (c.read_distinct[0], c.read_distinct[1], c.written[2], c.written_distinct[2]) == (
+        w.nbytes,
+        x.nbytes,
+        y.nbytes,
+        y.nbytes,
+    )
     assert c.read[1] == 4 * x.nbytes  # each of four simdgroups reads the whole vector
     assert (c.barriers, c.collectives, c.matrix_operations) == (0, 16, 0)
     out = np.zeros((8, 8), np.float32)
-    report = lib.kernel("gemm_f32")(1, 32, f32(8, 32), f32(8, 32), out, np.array([8, 8, 32, 0], np.uint32), check=True, count=True)
+    report = lib.kernel("gemm_f32")(
+        1, 32, f32(8, 32), f32(8, 32), out, np.array([8, 8, 32, 0], np.uint32), check=True, count=True
+    )
     assert report is not None
     assert report.counters.matrix_operations == 4

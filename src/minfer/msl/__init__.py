@@ -7,4 +7,18 @@ from .checks import Binding, CheckError, Counters, Finding, Report
 from .errors import CompileError, LaunchError, MslError, SourceError, ToolError
 from .library import Argument, Kernel, Library
 
-__all__ = ["Argument", "Binding", "CheckError", "CompileError", "Counters", "Finding", "Kernel", "LaunchError", "Library", "MslError", "Report", "SourceError", "ToolError"]
+__all__ = [
+    "Argument",
+    "Binding",
+    "CheckError",
+    "CompileError",
+    "Counters",
+    "Finding",
+    "Kernel",
+    "LaunchError",
+    "Library",
+    "MslError",
+    "Report",
+    "SourceError",
+    "ToolError",
+]

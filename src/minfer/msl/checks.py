@@ -31,14 +31,31 @@ class FindingRecord(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("pc", "other_pc", "offset", "size", "file", "count")),
-        *((name, ctypes.c_uint32) for name in ("kind", "slot", "tid", "group", "other_tid", "other_group", "line", "other_line", "detail", "unused")),
+        *(
+            (name, ctypes.c_uint32)
+            for name in (
+                "kind",
+                "slot",
+                "tid",
+                "group",
+                "other_tid",
+                "other_group",
+                "line",
+                "other_line",
+                "detail",
+                "unused",
+            )
+        ),
     )
 
 
 class BindingRecord(ctypes.Structure):
     """struct Binding: the declared ranges of a slot, as addresses."""
 
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("start", "end", "writable_start", "writable_end", "initialised", "initialised_from"))
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("start", "end", "writable_start", "writable_end", "initialised", "initialised_from")
+    )
 
 
 class ChecksRecord(ctypes.Structure):
@@ -69,12 +86,24 @@ KINDS = {
     5: ("uninitialised read", "reads {at}, which nothing has written"),
     6: ("uninitialised threadgroup read", "reads {at}, which no thread of its threadgroup has written"),
     7: ("threadgroup race", "{this} {at}, which thread {other} {that} with no barrier between"),
-    8: ("device race", "{this} {at}, which thread {other} of its threadgroup {that} with no barrier for device memory between"),
-    9: ("race between threadgroups", "{this} {at}, which thread {other} of threadgroup {group} {that}: nothing orders threadgroups"),
+    8: (
+        "device race",
+        "{this} {at}, which thread {other} of its threadgroup {that} with no barrier for device memory between",
+    ),
+    9: (
+        "race between threadgroups",
+        "{this} {at}, which thread {other} of threadgroup {group} {that}: nothing orders threadgroups",
+    ),
     10: ("divergent barrier", "waits at a barrier while others wait at the one in line {other_line}"),
-    11: ("barrier not reached by all", "belongs to a threadgroup of which some have returned while others wait at this barrier"),
+    11: (
+        "barrier not reached by all",
+        "belongs to a threadgroup of which some have returned while others wait at this barrier",
+    ),
     12: ("divergent collective", "calls a simdgroup function while other lanes wait at the one in line {other_line}"),
-    13: ("collective not reached by all", "belongs to a simdgroup of which some have returned while others wait at this simdgroup function"),
+    13: (
+        "collective not reached by all",
+        "belongs to a simdgroup of which some have returned while others wait at this simdgroup function",
+    ),
     14: ("deadlock", "waits here while others wait in line {other_line}: neither is reached by all"),
     15: ("undeclared read", "reads {at}, which the launch does not declare as read"),
     16: ("undeclared write", "writes {at}, which the launch does not declare as written"),
@@ -83,7 +112,10 @@ KINDS = {
     19: ("write to a constant", "writes to a program-scope constant"),
     20: ("index out of range", "uses index {offset}, which is outside the array"),
     21: ("division by zero", "divides an integer by zero"),
-    22: ("too much threadgroup memory", "would need {offset} bytes or more of threadgroup memory; a threadgroup has {size}"),
+    22: (
+        "too much threadgroup memory",
+        "would need {offset} bytes or more of threadgroup memory; a threadgroup has {size}",
+    ),
 }
 
 
@@ -92,8 +124,8 @@ class Finding:
     """One fault. `line` is in the .metal file `file` (0 where no debug information could be read).
 
     `buffer` is the slot of the buffer, `name` the parameter or threadgroup variable, `label` what the caller calls the
-    memory bound there; `offset` is in bytes from what is bound. `thread` and `threadgroup` are positions; `other_*` is the
-    second party of a race. `count` tells how often the same place did it.
+    memory bound there; `offset` is in bytes from what is bound. `thread` and `threadgroup` are positions; `other_*`
+    is the second party of a race. `count` tells how often the same place did it.
     """
 
     kind: str
@@ -119,7 +151,7 @@ class Finding:
 
 @dataclass
 class Counters:
-    """What a launch did. Bytes are by buffer slot; `distinct` counts every byte once. Collectives count a simdgroup once."""
+    """What a launch did. Bytes are by buffer slot; `distinct` counts a byte once. Collectives count a simdgroup once."""
 
     barriers: int = 0
     collectives: int = 0
@@ -157,8 +189,8 @@ class CheckError(MslError):
 class Binding:
     """A buffer argument with what the launch declares about it.
 
-    `data` is the array, `offset` and `length` the bytes bound from it (to its end unless given). `reads` and `writes` are
-    the byte ranges (start, length) from `offset` that the launch may touch: None is what the kernel's signature allows,
+    `data` is the array, `offset` and `length` the bytes bound from it (to its end unless given). `reads` and `writes`
+    are the byte ranges (start, length) from `offset` that the launch may touch: None is what the kernel's signature allows,
     () nothing. `initialised` is a bit per byte of `data` (least significant first) of what holds values; None is all.
     """
 
@@ -174,7 +206,9 @@ class Binding:
 class Checked:
     """The native checks of one launch, and how to read them afterwards."""
 
-    def __init__(self, kernel: Kernel, record: LaunchRecord, bindings: Mapping[int, Binding], mode: str, *, count: bool) -> None:
+    def __init__(
+        self, kernel: Kernel, record: LaunchRecord, bindings: Mapping[int, Binding], mode: str, *, count: bool
+    ) -> None:
         self.kernel, self.record, self.bindings = kernel, record, bindings
         self.findings = (FindingRecord * MAX_FINDINGS)()
         self.native = ChecksRecord()
@@ -195,7 +229,11 @@ class Checked:
             return
         b = self.native.binding[slot]
         reads = (0, length) if binding is None or binding.reads is None else binding.reads or (0, 0)
-        writes = ((0, length) if writable else (0, 0)) if binding is None or binding.writes is None else binding.writes or (0, 0)
+        writes = (
+            ((0, length) if writable else (0, 0))
+            if binding is None or binding.writes is None
+            else binding.writes or (0, 0)
+        )
         b.start, b.end = base + reads[0], base + reads[0] + reads[1]
         b.writable_start, b.writable_end = base + writes[0], base + writes[0] + writes[1]
         if not reads[1]:
@@ -215,11 +253,19 @@ class Checked:
         counters = Counters(n.barriers, n.collectives[0], n.collectives[1], n.collectives[2])
         if n.count:
             for slot, k in self.maps:
-                total, distinct = (counters.written, counters.written_distinct) if k else (counters.read, counters.read_distinct)
+                total, distinct = (
+                    (counters.written, counters.written_distinct) if k else (counters.read, counters.read_distinct)
+                )
                 total[slot] = n.bytes[slot][k]
-                distinct[slot] = int(np.bitwise_count(self.maps[slot, k]).sum()) if hasattr(np, "bitwise_count") else int(np.unpackbits(self.maps[slot, k]).sum())
+                distinct[slot] = (
+                    int(np.bitwise_count(self.maps[slot, k]).sum())
+                    if hasattr(np, "bitwise_count")
+                    else int(np.unpackbits(self.maps[slot, k]).sum())
+                )
         records = list(self.findings[: n.findings])
-        places = self.image.lines([pc for f in records for pc in (f.pc, f.other_pc) if pc > n.image_start], self.kernel.library.files)
+        places = self.image.lines(
+            [pc for f in records for pc in (f.pc, f.other_pc) if pc > n.image_start], self.kernel.library.files
+        )
         return Report(self.kernel.name, [self._finding(f, places) for f in records], counters, n.total - n.findings)
 
     def _finding(self, f: FindingRecord, places: Mapping[int, tuple[str, int]]) -> Finding:
@@ -227,7 +273,9 @@ class Checked:
         unit = self.kernel.library.unit
         source = unit.instances[self.kernel.name].kernel
         file, line = places.get(f.pc, ("", 0))
-        if f.line and not (line and f.file and Path(ctypes.string_at(f.file).decode()).name not in self.kernel.library.files):
+        if f.line and not (
+            line and f.file and Path(ctypes.string_at(f.file).decode()).name not in self.kernel.library.files
+        ):
             file, line = Path(ctypes.string_at(f.file).decode()).name if f.file else source.file, f.line
         other_line = f.other_line or places.get(f.other_pc, ("", 0))[1]
         buffer, name, label, where = None, "", "", ""
@@ -240,25 +288,48 @@ class Checked:
             name = next((v.name for v in source.threadgroup if v.number == f.slot - 0x100), "")
             where = f" of threadgroup variable {name}"
         elif 0x200 <= f.slot < 0x300:
-            name = next((a.name for a in self.kernel.arguments if a.kind == "threadgroup" and a.index == f.slot - 0x200), "")
+            name = next(
+                (a.name for a in self.kernel.arguments if a.kind == "threadgroup" and a.index == f.slot - 0x200), ""
+            )
             where = f" of {name} [[threadgroup({f.slot - 0x200})]]"
         thread, group = self._thread(f.tid), self._group(f.group)
         other = None if f.other_tid == 0xFFFFFFFF else self._thread(f.other_tid)
         other_group = self._group(f.other_group) if other is not None else None
         offset = f.offset - (1 << 64) if f.offset >> 63 else f.offset
         body = text.format(
-            at=f"{f.size} bytes at offset {offset}{where}", of=where, size=f.size, offset=offset, other=other, group=other_group, other_line=other_line,
-            this="writes" if f.detail & 2 else "reads", that="wrote" if f.detail & 8 else "read",
-        )  # fmt: skip
+            at=f"{f.size} bytes at offset {offset}{where}",
+            of=where,
+            size=f.size,
+            offset=offset,
+            other=other,
+            group=other_group,
+            other_line=other_line,
+            this="writes" if f.detail & 2 else "reads",
+            that="wrote" if f.detail & 8 else "read",
+        )
         at = f"{Path(file).name}:{line}" if line else "line unknown"
         again = f" (and {f.count - 1} more times)" if f.count > 1 else ""
         also = f"; the other access is in line {other_line}" if f.other_pc and other_line else ""
         who = f"thread {thread} of threadgroup {group}"
         message = f"{at}: {kind}: kernel {self.kernel.name}, {who} {body}{also}{again}"
         return Finding(
-            kind, self.kernel.name, Path(file).name, line, buffer, name, label, offset, f.size, thread, group, other, other_group,
-            other_line, f.count, message,
-        )  # fmt: skip
+            kind,
+            self.kernel.name,
+            Path(file).name,
+            line,
+            buffer,
+            name,
+            label,
+            offset,
+            f.size,
+            thread,
+            group,
+            other,
+            other_group,
+            other_line,
+            f.count,
+            message,
+        )
 
     def _thread(self, tid: int) -> tuple[int, int, int]:
         x, y, _ = self.record.threads
@@ -270,7 +341,12 @@ class Checked:
 
 
 class _DlInfo(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("base", ctypes.c_void_p), ("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p))
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
 
 
 @dataclass(frozen=True)
@@ -284,7 +360,11 @@ class Image:
     def lines(self, addresses: Sequence[int], files: frozenset[str]) -> dict[int, tuple[str, int]]:
         """Source places of code addresses: the innermost frame that lies in one of `files`."""
         wanted = sorted(set(addresses))
-        return dict(zip(wanted, _places(self.path, tuple(a - self.start - 1 for a in wanted), files), strict=True)) if wanted else {}
+        return (
+            dict(zip(wanted, _places(self.path, tuple(a - self.start - 1 for a in wanted), files), strict=True))
+            if wanted
+            else {}
+        )
 
 
 @cache

@@ -175,7 +175,9 @@ class ComputeEncoder:
         """What the next dispatches run."""
         self._pipeline = pipeline
 
-    def set_buffer(self, buffer: Buffer | None, offset: int, index: int, *, reads: Range = None, writes: Range = None) -> None:
+    def set_buffer(
+        self, buffer: Buffer | None, offset: int, index: int, *, reads: Range = None, writes: Range = None
+    ) -> None:
         """Bind a buffer from `offset` on. `reads` and `writes` declare byte ranges for the checked mode."""
         _slot(index)
         if buffer is None:
@@ -212,8 +214,14 @@ class ComputeEncoder:
         if math.prod(grid) == 0:
             return  # Metal accepts an empty dispatch
         kernel = self._pipeline.kernel
-        used = {a.index: self._bound[a.index] for a in kernel.arguments if a.kind == "buffer" and a.index in self._bound}
-        memory = {a.index: self._memory[a.index] for a in kernel.arguments if a.kind == "threadgroup" and a.index in self._memory}
+        used = {
+            a.index: self._bound[a.index] for a in kernel.arguments if a.kind == "buffer" and a.index in self._bound
+        }
+        memory = {
+            a.index: self._memory[a.index]
+            for a in kernel.arguments
+            if a.kind == "threadgroup" and a.index in self._memory
+        }
         barrier = self._barrier or not self.concurrent
         self._launches.append(Launch(kernel, _three(grid), _three(threads), used, memory, barrier, self.label))
         self._barrier = False
@@ -232,10 +240,15 @@ class ComputeEncoder:
         for launch in launches:
             for slot, bound in launch.buffers.items():
                 if id(bound.buffer) not in self._resources:
-                    raise LaunchError(f"buffer {slot} of recorded kernel {launch.kernel.name} is not resident: name it in use_resources")
+                    raise LaunchError(
+                        f"buffer {slot} of recorded kernel {launch.kernel.name} is not resident: "
+                        "name it in use_resources"
+                    )
         if launches and self._barrier:
             first = launches[0]
-            launches[0] = Launch(first.kernel, first.grid, first.threads, first.buffers, first.threadgroup_memory, True, first.label)
+            launches[0] = Launch(
+                first.kernel, first.grid, first.threads, first.buffers, first.threadgroup_memory, True, first.label
+            )
         self._launches += launches
         self._barrier = not self.concurrent
 
@@ -249,7 +262,9 @@ class ComputeEncoder:
             buffer.reports += reports
             bad = [r for r in reports if r.findings]
             if bad:
-                raise CheckError(bad[0] if len(bad) == 1 else Report(bad[0].kernel, [f for r in bad for f in r.findings]))
+                raise CheckError(
+                    bad[0] if len(bad) == 1 else Report(bad[0].kernel, [f for r in bad for f in r.findings])
+                )
             return True
 
         buffer.add(step)
@@ -315,13 +330,18 @@ class IndirectCommand:
             raise LaunchError(f"pipeline {pipeline.label} was made without support_indirect_command_buffers")
         self._pipeline = pipeline
 
-    def set_kernel_buffer(self, buffer: Buffer, offset: int, index: int, *, reads: Range = None, writes: Range = None) -> None:
+    def set_kernel_buffer(
+        self, buffer: Buffer, offset: int, index: int, *, reads: Range = None, writes: Range = None
+    ) -> None:
         """Bind a buffer; recorded offsets have 32 bits."""
         _slot(index)
         if index >= self._max:
             raise LaunchError(f"buffer {index} of an indirect command buffer made for {self._max}")
         if not 0 <= offset < 1 << 32 or offset > buffer.length:
-            raise LaunchError(f"offset {offset} cannot be recorded: it must be below 2**32 and inside the buffer of {buffer.length} bytes")
+            raise LaunchError(
+                f"offset {offset} cannot be recorded: it must be below 2**32 "
+                f"and inside the buffer of {buffer.length} bytes"
+            )
         self._bound[index] = Bound(buffer, offset, reads, writes)
 
     def set_threadgroup_memory_length(self, length: int, index: int) -> None:
@@ -347,7 +367,14 @@ class IndirectCommand:
             return None
         if self._pipeline is None:
             raise LaunchError("a recorded dispatch has no pipeline")
-        return Launch(self._pipeline.kernel, _three(self._sizes[0]), _three(self._sizes[1]), dict(self._bound), dict(self._memory), self._barrier)
+        return Launch(
+            self._pipeline.kernel,
+            _three(self._sizes[0]),
+            _three(self._sizes[1]),
+            dict(self._bound),
+            dict(self._memory),
+            self._barrier,
+        )
 
 
 class IndirectCommandBuffer:
@@ -355,7 +382,10 @@ class IndirectCommandBuffer:
 
     def __init__(self, count: int, max_kernel_buffers: int) -> None:
         if count < 1 or not 1 <= max_kernel_buffers <= MAX_BUFFERS:
-            raise LaunchError(f"an indirect command buffer of {count} commands with {max_kernel_buffers} buffers; at most {MAX_BUFFERS} buffers")
+            raise LaunchError(
+                f"an indirect command buffer of {count} commands with {max_kernel_buffers} buffers; "
+                f"at most {MAX_BUFFERS} buffers"
+            )
         self.commands = [IndirectCommand(max_kernel_buffers) for _ in range(count)]
 
     def __len__(self) -> int:

@@ -21,10 +21,21 @@ from pathlib import Path
 from .errors import CompileError, ToolError
 
 NATIVE = Path(__file__).parent / "native"
-COMMON = (
-    "-std=c++17 -fPIC -w -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv "
-    "-Werror=vla -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-stack-protector"
-).split()
+COMMON = [
+    "-std=c++17",
+    "-fPIC",
+    "-w",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-strict-aliasing",
+    "-fwrapv",
+    "-Werror=vla",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-fno-stack-protector",
+]
 MISSING = (
     "no C++ compiler found: install g++ (Debian, Ubuntu: apt install g++), clang, or the ziglang package from PyPI "
     "(pip install ziglang), or name one in MSL_CXX"
@@ -65,7 +76,9 @@ def compilers() -> dict[str, Compiler]:
         if path and (c := _probe("clang", (path,))):
             found.setdefault("clang", c)
             break
-    if importlib.util.find_spec("ziglang") is not None and (c := _probe("zig", (sys.executable, "-m", "ziglang", "c++"))):
+    if importlib.util.find_spec("ziglang") is not None and (
+        c := _probe("zig", (sys.executable, "-m", "ziglang", "c++"))
+    ):
         found["zig"] = c
     return found
 
@@ -81,7 +94,11 @@ def select(name: str | None = None) -> Compiler:
         if name in compilers():
             return compilers()[name]
         command = tuple(shlex.split(name))
-        found = _probe("zig" if "ziglang" in command or "zig" in Path(command[0]).name else "", command) if command else None
+        found = (
+            _probe("zig" if "ziglang" in command or "zig" in Path(command[0]).name else "", command)
+            if command
+            else None
+        )
         if found is None:
             raise ToolError(f"{name!r} is no C++ compiler that works here; {MISSING}")
         return found
@@ -106,7 +123,9 @@ def _machine() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+    return platform.machine() + "".join(
+        sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
+    )
 
 
 @cache
@@ -114,7 +133,14 @@ def _native_text() -> str:
     return "".join(p.name + p.read_text() for p in sorted(NATIVE.iterdir()) if p.suffix in (".h", ".cpp"))
 
 
-def build(compiler: Compiler, sources: dict[str, str | Path], flags: list[str], *, soname: bool = False, link: Path | None = None) -> Path:
+def build(
+    compiler: Compiler,
+    sources: dict[str, str | Path],
+    flags: list[str],
+    *,
+    soname: bool = False,
+    link: Path | None = None,
+) -> Path:
     """Compile and link a shared library, or find it in the cache.
 
     `sources` maps file names (ours) to their text or to a path in `native`. Raises CompileError with the compiler's
@@ -123,7 +149,18 @@ def build(compiler: Compiler, sources: dict[str, str | Path], flags: list[str], 
     texts = {k: v if isinstance(v, str) else v.read_text() for k, v in sources.items()}
     flags = [*COMMON, *flags] + (["-fno-sanitize=undefined"] if compiler.kind == "zig" and "-g" not in flags else [])
     key = hashlib.sha256(
-        "\0".join([_machine(), compiler.version, *compiler.command, *flags, _native_text(), link.name if link else "", *texts, *texts.values()]).encode()
+        "\0".join(
+            [
+                _machine(),
+                compiler.version,
+                *compiler.command,
+                *flags,
+                _native_text(),
+                link.name if link else "",
+                *texts,
+                *texts.values(),
+            ]
+        ).encode()
     ).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{'libmslrt-' if soname else 'k-'}{key}.so"
@@ -150,12 +187,16 @@ def build(compiler: Compiler, sources: dict[str, str | Path], flags: list[str], 
 
 def _run(compiler: Compiler, args: list[str], folder: Path) -> None:
     try:
-        done = subprocess.run([*compiler.command, *args], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            [*compiler.command, *args], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise ToolError(f"{compiler.version} did not finish within {TIMEOUT_S} s") from error
     except OSError as error:
         raise ToolError(f"{compiler.command[0]} cannot be started: {error}") from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if " error: " in line or "error:" in line[:40]] or done.stderr.splitlines()[-3:]
+        lines = [
+            line for line in done.stderr.splitlines() if " error: " in line or "error:" in line[:40]
+        ] or done.stderr.splitlines()[-3:]
         more = f"\n... and {len(lines) - 8} more" if len(lines) > 8 else ""
         raise CompileError(f"{compiler.version} refuses the translated source:\n" + "\n".join(lines[:8]) + more)

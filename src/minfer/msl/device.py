@@ -5,6 +5,7 @@ Limits are the strictest of the Apple M1 to M5: what runs here fits everywhere.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 import time
@@ -51,20 +52,22 @@ class Buffer:
     def no_copy(cls, device: Device, address: int, length: int, keep: object, backed: int | None, label: str) -> Buffer:
         """Memory of the caller; `keep` is held as long as the buffer."""
         if length <= 0 or length % PAGE:
-            raise LaunchError(f"a no-copy buffer of {length} bytes; its length must be a multiple of the page size {PAGE}")
+            raise LaunchError(
+                f"a no-copy buffer of {length} bytes; its length must be a multiple of the page size {PAGE}"
+            )
         if address % mmap.PAGESIZE:
             raise LaunchError(f"a no-copy buffer at {address:#x}; its address must be page aligned")
         self = cls.__new__(cls)
         self.device, self.length, self.label = device, length, label
         self.backed = length if backed is None else min(backed, length)
         self._memory, self.address, self.initialised = keep, address, None
-        self._array = np.frombuffer((runtime.ctypes.c_ubyte * self.backed).from_address(address), np.uint8)
+        self._array = np.ctypeslib.as_array((ctypes.c_uint8 * self.backed).from_address(address))
         return self
 
     def contents(self) -> memoryview:
         """The memory itself. Who asks for it may write it, so all of it counts as initialised from now on."""
         self.mark_initialised()
-        return memoryview(self._array)
+        return memoryview(self._array)  # type: ignore[arg-type]
 
     def read(self, offset: int = 0, length: int | None = None) -> bytes:
         """A copy of some bytes. Raises LaunchError outside the buffer."""
@@ -145,8 +148,8 @@ class Device:
     """A Metal device made of this machine's processors.
 
     `check` runs every launch with all checks; findings make a command buffer fail and are kept in `reports`.
-    `order` (forward, backward, shuffled by `seed`, lockstep) is the order of lanes and threadgroups, and of launches that no
-    barrier orders. `compiler` is g++, clang, zig or a command.
+    `order` (forward, backward, shuffled by `seed`, lockstep) is the order of lanes and threadgroups, and of launches
+    that no barrier orders. `compiler` is g++, clang, zig or a command.
     """
 
     name = "software Metal device"
@@ -157,7 +160,13 @@ class Device:
     has_unified_memory = True
 
     def __init__(
-        self, *, check: bool = False, order: str = "forward", seed: int = 0, os_threads: int | None = None, compiler: str | None = None
+        self,
+        *,
+        check: bool = False,
+        order: str = "forward",
+        seed: int = 0,
+        os_threads: int | None = None,
+        compiler: str | None = None,
     ) -> None:
         self.run = Run(check=check, count=check, order=order, seed=seed, os_threads=os_threads)
         self.track_initialised = check
@@ -173,22 +182,37 @@ class Device:
         data = memoryview(data_or_length)  # type: ignore[arg-type]
         return Buffer(self, data.nbytes, data, label)
 
-    def buffer_no_copy(self, address: int, length: int, *, keep: object = None, backed: int | None = None, label: str = "") -> Buffer:
-        """A buffer over the caller's memory. Its length must be a multiple of 16,384 bytes and its address page aligned.
+    def buffer_no_copy(
+        self, address: int, length: int, *, keep: object = None, backed: int | None = None, label: str = ""
+    ) -> Buffer:
+        """A buffer over the caller's memory; its length must be a multiple of 16,384 and its address page aligned.
 
         `backed` is how many bytes may really be touched (a file ends before its last page does).
         """
         return Buffer.no_copy(self, address, length, keep, backed, label)
 
-    def library(self, source: str, *, name: str = "source.metal", include_dirs: Sequence[Path | str] = (), defines: Mapping[str, str] | None = None) -> Library:
+    def library(
+        self,
+        source: str,
+        *,
+        name: str = "source.metal",
+        include_dirs: Sequence[Path | str] = (),
+        defines: Mapping[str, str] | None = None,
+    ) -> Library:
         """Parse a Metal source. Raises SourceError with file and line."""
         return Library(source, name=name, include_dirs=include_dirs, defines=defines, compiler=self.compiler)
 
     def pipeline(
-        self, library: Library, name: str, constants: Mapping[str | int, Value] | None = None, *,
-        support_indirect_command_buffers: bool = False, label: str = "", build: bool = True,
-    ) -> Pipeline:  # fmt: skip
-        """A kernel ready to launch. It is compiled here unless `build` is False (then at its first launch, with others)."""
+        self,
+        library: Library,
+        name: str,
+        constants: Mapping[str | int, Value] | None = None,
+        *,
+        support_indirect_command_buffers: bool = False,
+        label: str = "",
+        build: bool = True,
+    ) -> Pipeline:
+        """A kernel ready to launch. It is compiled here unless `build` is False (then with its first launch)."""
         kernel = library.kernel(name, constants)
         if build:
             kernel.entry("lockstep" if self.run.order == "lockstep" else "checked" if self.run.check else "fast")
@@ -204,7 +228,9 @@ class Device:
         """A new event, at 0."""
         return SharedEvent(self)
 
-    def indirect_command_buffer(self, count: int, *, max_kernel_buffers: int = runtime.MAX_BUFFERS) -> IndirectCommandBuffer:
+    def indirect_command_buffer(
+        self, count: int, *, max_kernel_buffers: int = runtime.MAX_BUFFERS
+    ) -> IndirectCommandBuffer:
         """Room for `count` recorded dispatches."""
         return IndirectCommandBuffer(count, max_kernel_buffers)
 
@@ -215,8 +241,7 @@ class Device:
                 return
             self._busy = True
             try:
-                moved = True
-                while moved:
-                    moved = any([queue.advance() for queue in self.queues])
+                while sum(queue.advance() for queue in self.queues):  # every queue, not only the first that moves
+                    pass
             finally:
                 self._busy = False

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 _FLOAT = re.compile(r"(?P<digits>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?)(?P<suffix>[fFhH]|bf|BF)?")
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}")
 _ASSIGN = frozenset(["=", "+=", "-=", "*=", "/=", "&=", "|=", "^="])
-_TYPE_KEYWORDS = frozenset(["bool", "char", "short", "int", "long", "float", "half", "unsigned", "signed", "auto", "uint", "ushort", "uchar"])
+_TYPE_KEYWORDS = frozenset(
+    ["bool", "char", "short", "int", "long", "float", "half", "unsigned", "signed", "auto", "uint", "ushort", "uchar"]
+)
 Value = bool | int | float
 
 
@@ -25,7 +27,13 @@ def constant_text(constant: FunctionConstant, value: Value) -> str:
         return "true" if value else "false"
     if constant.type in ("float", "half", "bfloat"):
         number = float(value)
-        text = "NAN" if number != number else ("-" if number < 0 else "") + "INFINITY" if abs(number) == float("inf") else f"{number!r}"
+        text = (
+            "NAN"
+            if number != number
+            else ("-" if number < 0 else "") + "INFINITY"
+            if abs(number) == float("inf")
+            else f"{number!r}"
+        )
         return f"({constant.type})({text}{'' if text[-1].isalpha() else 'f'})"
     if isinstance(value, float) and value != int(value):
         raise ValueError(f"function constant {constant.name!r} is of type {constant.type}; {value!r} is not")
@@ -77,7 +85,9 @@ class Emitter:
         functions = set(unit.constants) | {d[0] for d in unit.derived}
         derived_names = {d[2][1] for d in unit.derived}
         for name, (start, end), kind, init in unit.derived:
-            words = [t.text for t in tokens[kind[0] : kind[1]] if t.text not in ("constant", "const", "static", "constexpr")]
+            words = [
+                t.text for t in tokens[kind[0] : kind[1]] if t.text not in ("constant", "const", "static", "constexpr")
+            ]
             self.replace(start, init[0], f"static MSL_FN {' '.join(words)} {name}() {{ return")
             self.replace(end - 1, end, "; }")
         i, n = 0, len(tokens)
@@ -104,7 +114,9 @@ class Emitter:
         if text in SPACES:
             if text == "constant":
                 neighbours = (before.text, self.tokens[i + 1].text if i + 1 < len(self.tokens) else "")
-                near_constexpr = "constexpr" in neighbours or (neighbours[0] == "static" and self.tokens[i - 2].text == "constexpr")
+                near_constexpr = "constexpr" in neighbours or (
+                    neighbours[0] == "static" and self.tokens[i - 2].text == "constexpr"
+                )
                 self.replace(i, i + 1, "" if "const" in neighbours or near_constexpr else "const")
             else:
                 self.replace(i, i + 1, "")

@@ -29,7 +29,7 @@ class CppEmitter(Emitter):
             self._mark_casts()
 
     def _mark_casts(self) -> None:
-        """A cast to a vector pointer checks the address: compilers look at scalar accesses only. `->*` binds like a cast."""
+        """A cast to a vector pointer checks the address: compilers look at scalars only. `->*` binds like a cast."""
         tokens = self.tokens
         for i, t in enumerate(tokens):
             if t.text != "(" or tokens[close := self.unit.pair[i]].text != ")" or not 3 <= close - i <= 7:
@@ -37,7 +37,13 @@ class CppEmitter(Emitter):
             words = [w.text for w in tokens[i + 1 : close]]
             kinds = [w for w in words if w not in ("const", "volatile", "*", *SPACES)]
             following = tokens[close + 1]
-            if words[-1] == "*" and words.count("*") == 1 and len(kinds) == 1 and _VECTOR.fullmatch(kinds[0]) and (following.kind == "id" or following.text in "(&"):
+            if (
+                words[-1] == "*"
+                and words.count("*") == 1
+                and len(kinds) == 1
+                and _VECTOR.fullmatch(kinds[0])
+                and (following.kind == "id" or following.text in "(&")
+            ):
                 const = "const " if "const" in words or "constant" in words else ""
                 self.replace(i, close + 1, f"msl_rt::Cast<{const}{kinds[0]} *>() ->*")
 
@@ -113,13 +119,15 @@ class CppEmitter(Emitter):
         )
 
 
-def emit_cpp(unit: Unit, variants: Sequence[tuple[Mapping[str, Value], Sequence[tuple[str, Instance]]]], mode: str = "fast") -> str:
+def emit_cpp(
+    unit: Unit, variants: Sequence[tuple[Mapping[str, Value], Sequence[tuple[str, Instance]]]], mode: str = "fast"
+) -> str:
     """A translation unit: for every set of constant values, the source in a namespace of its own and the wrappers of
     the instances asked for, as (symbol, instance). The constants are keyed by name."""
     out = ['#include "msl_cpp.h"\n']
     for k, (constants, instances) in enumerate(variants):
         emitter = CppEmitter(unit, constants, mode)
-        out.append(f"namespace msl_v{k} {{\n{emitter.text()}\n#line 1 \"wrappers\"\n")
+        out.append(f'namespace msl_v{k} {{\n{emitter.text()}\n#line 1 "wrappers"\n')
         out += [emitter.wrapper(symbol, instance) + "\n" for symbol, instance in instances]
         out.append("}\n")
     return "".join(out)

@@ -27,4 +27,4 @@ class ToolError(MslError):
 
 
 class LaunchError(MslError):
-    """A launch is outside what a Metal device accepts (sizes, bindings, limits), or a kernel could not run to its end."""
+    """A launch is outside what a Metal device accepts (sizes, bindings, limits), or a kernel did not run to its end."""

@@ -1,24 +1,38 @@
 """The front end: a token walk over declarations that yields a `Unit`. It is no C++ parser.
 
 It finds what Metal adds to C++ (kernels, attributes, address spaces, threadgroup variables, function constants, host
-names) and leaves every expression to the C++ compiler of the back end. What it cannot place is an error, never passed on.
+names) and leaves every expression to the back end's compiler. What it cannot place is an error, never passed on.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .cursor import Cursor
 from .ppexpr import evaluate
 from .refuse import refuse
-from .unit import BUILTINS_1D, BUILTINS_3D, SCALARS, SPACES, Function, FunctionConstant, Instance, Kernel, Param, ThreadgroupVar, Unit
+from .unit import (
+    BUILTINS_1D,
+    BUILTINS_3D,
+    SCALARS,
+    SPACES,
+    Function,
+    FunctionConstant,
+    Instance,
+    Kernel,
+    Param,
+    ThreadgroupVar,
+    Unit,
+)
 
 if TYPE_CHECKING:
     from .lexer import Token
 
-_CLOSE = {"(": ")", "[": "]", "{": "}"}
 _TYPE_WORDS = frozenset(["struct", "class", "union", "enum"])
 _NOT_FUNCTIONS = frozenset(["decltype", "alignas", "__attribute__", "noexcept", "sizeof", "typeof", "__declspec"])
-_IGNORED_ATTRIBUTES = frozenset(["maybe_unused", "unused", "nodiscard", "gnu::unused", "clang::always_inline", "gnu::always_inline"])
+_IGNORED_ATTRIBUTES = frozenset(
+    ["maybe_unused", "unused", "nodiscard", "gnu::unused", "clang::always_inline", "gnu::always_inline"]
+)
 MAX_BUFFERS = 31
 
 
@@ -49,117 +63,13 @@ def _constants_used(unit: Unit, kernel: Kernel) -> tuple[str, ...]:
     return tuple(n for n in unit.constants if n in seen)
 
 
-class _Walker:
-    def __init__(self, unit: Unit) -> None:
-        self.unit, self.tokens = unit, unit.tokens
-        self.pair = unit.pair = self._match_brackets()
-
-    def _match_brackets(self) -> dict[int, int]:
-        pair: dict[int, int] = {}
-        stack: list[int] = []
-        for i, t in enumerate(self.tokens):
-            if t.kind != "op":
-                continue
-            if t.text in _CLOSE:
-                stack.append(i)
-            elif t.text in ")]}":
-                if not stack or _CLOSE[self.tokens[stack[-1]].text] != t.text:
-                    raise t.error(f"{t.text!r} closes nothing")
-                pair[stack.pop()] = i
-        if stack:
-            raise self.tokens[stack[-1]].error(f"{self.tokens[stack[-1]].text!r} is never closed")
-        return pair
-
-    # ---- small helpers
-
-    def text(self, i: int) -> str:
-        return self.tokens[i].text if 0 <= i < len(self.tokens) else ""
-
-    def is_attribute(self, i: int) -> bool:
-        return self.text(i) == "[" and self.text(i + 1) == "[" and not self.tokens[i + 1].space
-
-    def angle_end(self, i: int) -> int:
-        """Index after the `>` that closes the `<` at `i`."""
-        depth, j = 0, i
-        while j < len(self.tokens):
-            t = self.text(j)
-            if t == "<":
-                depth += 1
-            elif t == ">":
-                depth -= 1
-                if depth == 0:
-                    return j + 1
-            elif j in self.pair and t != "{":
-                j = self.pair[j]
-            elif t in (";", "{"):
-                break
-            j += 1
-        raise self.tokens[i].error("'<' of a template argument list is never closed")
-
-    def split(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Split a range at its top-level commas; angle brackets count as brackets where they follow a name."""
-        parts: list[tuple[int, int]] = []
-        first = i = start
-        while i < end:
-            t = self.text(i)
-            if i in self.pair:
-                i = self.pair[i]
-            elif t == "<" and self.tokens[i - 1].kind == "id":
-                try:
-                    close = self.angle_end(i)
-                except Exception:  # a comparison
-                    close = i + 1
-                i = (close if close <= end else i + 1) - 1
-            elif t == ",":
-                parts.append((first, i))
-                first = i + 1
-            i += 1
-        if first < end or parts:
-            parts.append((first, end))
-        return parts
-
-    def semicolon(self, i: int) -> int:
-        """Index after the next `;` outside brackets."""
-        start = i
-        while i < len(self.tokens):
-            if self.text(i) == ";":
-                return i + 1
-            i = self.pair.get(i, i) + 1
-        raise self.tokens[start].error("declaration without ';'")
-
-    def attributes(self, start: int, end: int) -> list[tuple[str, list[Token], Token]]:
-        """(name, argument tokens, first token) of every attribute in a range."""
-        found = []
-        i = start
-        while i < end:
-            if not self.is_attribute(i):
-                i += 1
-                continue
-            close = self.pair[i + 1]
-            for a, b in self.split(i + 2, close):
-                j = a
-                name = ""
-                while j < b and self.text(j) != "(":
-                    name += self.text(j)
-                    j += 1
-                args = self.tokens[j + 1 : self.pair[j]] if j < b else []
-                if j < b and self.pair[j] + 1 != b:
-                    raise self.tokens[a].error(f"cannot read attribute {name}")
-                found.append((name, args, self.tokens[a]))
-            i = self.pair[i] + 1
-        return found
-
-    def names(self, start: int, end: int) -> frozenset[str]:
-        return frozenset(t.text for t in self.tokens[start:end] if t.kind == "id")
-
+class _Walker(Cursor):
     # ---- declarations
 
     def scope(self, i: int, end: int, scope: str) -> None:
         while i < end:
             t = self.text(i)
-            if t == ";" or self.tokens[i].kind == "pragma":
-                i += 1
-            elif t == "inline" and self.text(i + 1) == "namespace":
+            if t == ";" or self.tokens[i].kind == "pragma" or (t == "inline" and self.text(i + 1) == "namespace"):
                 i += 1
             elif t == "namespace":
                 j = i + 1
@@ -200,13 +110,24 @@ class _Walker:
             elif t in _TYPE_WORDS and params < 0:
                 is_type = True
             elif t == "(":
-                if params < 0 and self.tokens[i - 1].kind == "id" and self.text(i - 1) not in _NOT_FUNCTIONS and not equals:
+                if (
+                    params < 0
+                    and self.tokens[i - 1].kind == "id"
+                    and self.text(i - 1) not in _NOT_FUNCTIONS
+                    and not equals
+                ):
                     if self.text(i - 1) == "operator":
                         i = self.pair[i] + 1
                         continue
                     params, name = i, i - 1
                 elif params < 0 and self.text(i - 1) == ">" and not equals:  # a specialization: name<args>(...)
-                    params, name = i, next((k - 1 for k in range(i - 2, first, -1) if self.text(k) == "<" and self.angle_end(k) == i), i - 1)
+                    params, name = (
+                        i,
+                        next(
+                            (k - 1 for k in range(i - 2, first, -1) if self.text(k) == "<" and self.angle_end(k) == i),
+                            i - 1,
+                        ),
+                    )
                 elif params < 0 and "operator" in (self.text(i - 2), self.text(i - 3)):
                     params, name = i, i - 1
                 i = self.pair[i]
@@ -248,14 +169,20 @@ class _Walker:
                     span = (j, self.pair[j] + 1)
                     self.no_threadgroup(*span)
                     self.unit.functions.append(
-                        Function(self.text(i - 1), (i, close + 1), span, self.names(*span), self.tokens[i].line, member=True)
+                        Function(
+                            self.text(i - 1), (i, close + 1), span, self.names(*span), self.tokens[i].line, member=True
+                        )
                     )
                     i = self.pair[j]
                 else:
                     i = close
             elif t == "{":
                 i = i if self._nested_type(i, brace) else self.pair[i]
-            elif self.tokens[i].kind == "id" and self.text(i + 1) in (";", ",", "[", "=", ":") and self.text(i - 1) not in ("(", "using"):
+            elif (
+                self.tokens[i].kind == "id"
+                and self.text(i + 1) in (";", ",", "[", "=", ":")
+                and self.text(i - 1) not in ("(", "using")
+            ):
                 self.unit.members.add(t)
             i += 1
 
@@ -267,7 +194,9 @@ class _Walker:
             k -= 1
         return False
 
-    def function(self, first: int, template: tuple[int, int] | None, params: int, name: int, brace: int, scope: str) -> None:
+    def function(
+        self, first: int, template: tuple[int, int] | None, params: int, name: int, brace: int, scope: str
+    ) -> None:
         body = (brace, self.pair[brace] + 1)
         head = [self.text(k) for k in range(first, params)]
         attrs = self.attributes(first, params)
@@ -280,7 +209,12 @@ class _Walker:
         self.no_threadgroup(*body)
         self.unit.functions.append(
             Function(
-                self.text(name), (params, self.pair[params] + 1), body, self.names(*body), self.tokens[name].line, template=template is not None
+                self.text(name),
+                (params, self.pair[params] + 1),
+                body,
+                self.names(*body),
+                self.tokens[name].line,
+                template=template is not None,
             )
         )
 
@@ -358,9 +292,19 @@ class _Walker:
         if name in self.unit.kernels:
             raise at.error(f"kernel {name!r} is defined twice")
         kernel = Kernel(
-            name, scope, self.parameters(name, params), template, first, (params, self.pair[params] + 1), body, at.file, at.line,
-            max_threads, self.threadgroup_variables(*body), self.names(params, body[1]),
-        )  # fmt: skip
+            name,
+            scope,
+            self.parameters(name, params),
+            template,
+            first,
+            (params, self.pair[params] + 1),
+            body,
+            at.file,
+            at.line,
+            max_threads,
+            self.threadgroup_variables(*body),
+            self.names(params, body[1]),
+        )
         self.unit.kernels[name] = kernel
         if template is None:
             self.add_instance(Instance(host or name, kernel, None), at)
@@ -388,7 +332,9 @@ class _Walker:
             where = self.tokens[p.decl[0]]
             limit = MAX_BUFFERS
             if not 0 <= p.index < limit:
-                raise where.error(f"{p.kind}({p.index}) of parameter {p.name!r}: a kernel has {limit} of them, 0 to {limit - 1}")
+                raise where.error(
+                    f"{p.kind}({p.index}) of parameter {p.name!r}: a kernel has {limit} of them, 0 to {limit - 1}"
+                )
             other = seen.setdefault((p.kind, p.index), p)
             if other is not p and not (p.condition and other.condition):
                 raise where.error(f"parameters {other.name!r} and {p.name!r} share {p.kind}({p.index})")
@@ -400,7 +346,14 @@ class _Walker:
         end = next((k for k in range(a, b) if self.is_attribute(k)), b)
         words = [self.text(k) for k in range(a, end)]
         space = next((w for w in words if w in SPACES), "")
-        star = next((k for k in range(a, end) if self.text(k) in ("*", "&") and self.tokens[k].kind == "op" and not self._inside_angle(a, k)), -1)
+        star = next(
+            (
+                k
+                for k in range(a, end)
+                if self.text(k) in ("*", "&") and self.tokens[k].kind == "op" and not self._inside_angle(a, k)
+            ),
+            -1,
+        )
         form = "value" if star < 0 else "pointer" if self.text(star) == "*" else "reference"
         if form == "pointer" and self.text(star + 1) in ("*", "const") and "*" in words[star + 1 - a :]:
             raise at.error(f"kernel {kernel!r} takes a pointer to a pointer, which is no kernel argument")
@@ -459,13 +412,15 @@ class _Walker:
             raise at.error(f"{what} has no attribute that says where it comes from")
 
     def instantiation(self, first: int, end: int) -> None:
-        """`template [[host_name("x")]] kernel type name<args>...;`; one without a host name gets the template's name."""
+        """`template [[host_name("x")]] kernel type name<args>...;`; without a host name, the template's name."""
         attrs = self.attributes(first, end)
         words = [self.text(k) for k in range(first, end)]
         if "kernel" not in words:
             return  # an explicit instantiation of an ordinary template: C++ takes it
         self.unit.removed.append((first, end))
-        host = next((a[1][0].text[1:-1] for a in attrs if a[0] == "host_name" and len(a[1]) == 1 and a[1][0].kind == "str"), "")
+        host = next(
+            (a[1][0].text[1:-1] for a in attrs if a[0] == "host_name" and len(a[1]) == 1 and a[1][0].kind == "str"), ""
+        )
         for k in range(first, end):
             if self.text(k) in self.unit.kernels and self.text(k + 1) == "<" and self.text(k - 1) != "(":
                 kernel = self.unit.kernels[self.text(k)]
@@ -480,7 +435,9 @@ class _Walker:
     def no_threadgroup(self, start: int, end: int) -> None:
         found = self.threadgroup_variables(start, end)
         if found:
-            raise self.tokens[found[0].start].error(f"threadgroup variable {found[0].name!r} in a function that is no kernel")
+            raise self.tokens[found[0].start].error(
+                f"threadgroup variable {found[0].name!r} in a function that is no kernel"
+            )
 
     def threadgroup_variables(self, start: int, end: int) -> list[ThreadgroupVar]:
         out: list[ThreadgroupVar] = []
@@ -511,7 +468,11 @@ class _Walker:
                 k = a + 1
                 while k < b:
                     if self.text(k) != "[":
-                        reason = "has an initializer" if self.text(k) in ("=", "{", "(") else f"is followed by {self.text(k)!r}"
+                        reason = (
+                            "has an initializer"
+                            if self.text(k) in ("=", "{", "(")
+                            else f"is followed by {self.text(k)!r}"
+                        )
                         raise self.tokens[a].error(f"threadgroup variable {self.text(a)!r} {reason}")
                     k = self.pair[k] + 1
                 out.append(ThreadgroupVar(self.text(a), len(out), (type_start, j), (a + 1, b), first, close))

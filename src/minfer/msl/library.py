@@ -1,8 +1,8 @@
 """`Library`: Metal source to callable kernels, on any CPU.
 
-    lib = Library(source)
-    add = lib.kernel("add", constants={"bias": 2})
-    add(groups, threads, x, y)          # numpy arrays, in order of their [[buffer(n)]]
+lib = Library(source)
+add = lib.kernel("add", constants={"bias": 2})
+add(groups, threads, x, y)          # numpy arrays, in order of their [[buffer(n)]]
 """
 
 from __future__ import annotations
@@ -43,15 +43,20 @@ FLAGS = {
 # Clang leaves out the read of `a += b`, and gives code that two statements share no line.
 CLANG_FLAGS = [
     word
-    for flag in ("-tsan-instrument-read-before-write=1", "-enable-tail-merge=false", "-simplifycfg-sink-common=false", "-simplifycfg-hoist-common=false")
+    for flag in (
+        "-tsan-instrument-read-before-write=1",
+        "-enable-tail-merge=false",
+        "-simplifycfg-sink-common=false",
+        "-simplifycfg-hoist-common=false",
+    )
     for word in ("-mllvm", flag)
 ]
 Key = tuple[str, tuple[tuple[str, "Value"], ...]]
 
 
 class RunArguments(TypedDict, total=False):
-    """Options of a launch: `threadgroup_memory` maps [[threadgroup(n)]] to bytes; `order` is forward, backward, shuffled
-    (by `seed`) or lockstep; `os_threads` processors; `count` asks a checked launch for byte counters."""
+    """Options of a launch: `threadgroup_memory` maps [[threadgroup(n)]] to bytes; `order` is forward, backward,
+    shuffled (by `seed`) or lockstep; `os_threads` processors; `count` asks a checked launch for byte counters."""
 
     threadgroup_memory: Mapping[int, int]
     order: str
@@ -145,7 +150,7 @@ class Library:
                 raise MslError(f"kernel {name!r} needs function constant {c.name!r} (index {c.index}, {c.type})")
         return name, tuple(sorted(given.items()))
 
-    def prepare(self, wanted: Iterable[tuple[str, Mapping[str | int, Value]]], mode: str = "fast") -> None:
+    def prepare(self, wanted: Iterable[tuple[str, Mapping[Any, Value]]], mode: str = "fast") -> None:
         """Build several (kernel, constants) in one compilation: much cheaper than one by one."""
         self._build([self._key(name, constants) for name, constants in wanted], mode)
 
@@ -201,38 +206,60 @@ class Kernel:
         self.name = key[0]
         self.constants: dict[str, Value] = dict(key[1])
         source = library.unit.instances[key[0]].kernel
-        self.arguments = sorted((_argument(p) for p in source.params if p.kind != "builtin"), key=lambda a: (a.kind, a.index))
+        self.arguments = sorted(
+            (_argument(p) for p in source.params if p.kind != "builtin"), key=lambda a: (a.kind, a.index)
+        )
         self.max_threads = source.max_threads or runtime.MAX_THREADS
 
     def entry(self, mode: str = "fast") -> int:
         """The native entry point (compiled on first use)."""
         return self.library.entry(self._key, mode)
 
-    def __call__(self, groups: int | Sequence[int], threads: int | Sequence[int], *buffers: object, check: bool = False, **options: Unpack[RunArguments]) -> Report | None:
+    def __call__(
+        self,
+        groups: int | Sequence[int],
+        threads: int | Sequence[int],
+        *buffers: object,
+        check: bool = False,
+        **options: Unpack[RunArguments],
+    ) -> Report | None:
         """Run `groups` threadgroups of `threads` threads, with the buffers in order of their index.
 
-        A buffer is a C-contiguous numpy array (stores land in it), bytes or a numpy scalar (read only), a `Binding` that
-        declares more about it, or None where a function constant leaves it out. With `check`, every access is checked:
+        A buffer is a C-contiguous numpy array (stores land in it), bytes or a numpy scalar (read only), a `Binding`
+        that declares more about it, or None where a function constant leaves it out. With `check`, every access is checked:
         returns the Report, or raises CheckError where there are findings. Raises LaunchError.
         """
         nominal, count = size3(threads), size3(groups)
         return self._launch([a * b for a, b in zip(nominal, count, strict=True)], nominal, buffers, check, options)
 
-    def dispatch_threads(self, grid: int | Sequence[int], threads: int | Sequence[int], *buffers: object, check: bool = False, **options: Unpack[RunArguments]) -> Report | None:
+    def dispatch_threads(
+        self,
+        grid: int | Sequence[int],
+        threads: int | Sequence[int],
+        *buffers: object,
+        check: bool = False,
+        **options: Unpack[RunArguments],
+    ) -> Report | None:
         """The same with a grid counted in threads; threadgroups at its edge are smaller where it does not divide."""
         return self._launch(size3(grid), size3(threads), buffers, check, options)
 
-    def _launch(self, grid: list[int], threads: list[int], buffers: Sequence[object], check: bool, options: RunArguments) -> Report | None:
+    def _launch(
+        self, grid: list[int], threads: list[int], buffers: Sequence[object], check: bool, options: RunArguments
+    ) -> Report | None:
         order = options.get("order", "forward")
         mode = "lockstep" if order == "lockstep" else "checked" if check else "fast"
         records = (runtime.LaunchRecord * 1)()
-        keep = self.fill(records[0], grid, threads, buffers, options.get("threadgroup_memory", {}), mode, bind_all=not check)
+        keep = self.fill(
+            records[0], grid, threads, buffers, options.get("threadgroup_memory", {}), mode, bind_all=not check
+        )
         checked = None
         if check:
             slots = [a.index for a in self.arguments if a.kind == "buffer"]
             bindings = {i: b for i, b in zip(slots, buffers, strict=True) if isinstance(b, Binding)}
             checked = Checked(self, records[0], bindings, mode, count=options.get("count", False))
-        runtime.run(records, 1, threads=options.get("os_threads"), order=order, seed=options.get("seed", 0), names=[self.name])
+        runtime.run(
+            records, 1, threads=options.get("os_threads"), order=order, seed=options.get("seed", 0), names=[self.name]
+        )
         del keep
         if checked is None:
             return None
@@ -242,10 +269,17 @@ class Kernel:
         return report
 
     def fill(
-        self, record: runtime.LaunchRecord, grid: list[int], threads: list[int], buffers: Sequence[object], tg: Mapping[int, int],
-        mode: str = "fast", *, bind_all: bool = True,
-    ) -> list[object]:  # fmt: skip
-        """Write a launch; returns what must stay alive until it has run. `bind_all` refuses an unbound buffer at once."""
+        self,
+        record: runtime.LaunchRecord,
+        grid: list[int],
+        threads: list[int],
+        buffers: Sequence[object],
+        tg: Mapping[int, int],
+        mode: str = "fast",
+        *,
+        bind_all: bool = True,
+    ) -> list[object]:
+        """Write a launch; returns what must stay alive until it has run. `bind_all` refuses unbound buffers."""
         check_sizes(self.name, grid, threads, self.max_threads)
         slots = [a for a in self.arguments if a.kind == "buffer"]
         if len(buffers) != len(slots):
@@ -263,7 +297,9 @@ class Kernel:
             keep.append(array)
             length = array.nbytes - binding.offset if binding.length is None else binding.length
             if not 0 <= binding.offset <= array.nbytes or not 0 <= length <= array.nbytes - binding.offset:
-                raise LaunchError(f"{what}: offset {binding.offset} and length {length} leave the {array.nbytes} bytes bound")
+                raise LaunchError(
+                    f"{what}: offset {binding.offset} and length {length} leave the {array.nbytes} bytes bound"
+                )
             record.buffer[slot.index], record.length[slot.index] = array.ctypes.data + binding.offset, length
         fill_threadgroup(self, record, tg)
         record.entry = self.entry(mode)
@@ -284,7 +320,10 @@ def size3(value: int | Sequence[int]) -> list[int]:
 def check_sizes(name: str, grid: Sequence[int], threads: Sequence[int], max_threads: int) -> None:
     """Refuse what a Metal device refuses. Raises LaunchError."""
     if math.prod(threads) < 1 or math.prod(threads) > max_threads:
-        raise LaunchError(f"kernel {name}: {math.prod(threads)} threads a threadgroup {tuple(threads)}; 1 to {max_threads} are allowed")
+        raise LaunchError(
+            f"kernel {name}: {math.prod(threads)} threads a threadgroup {tuple(threads)}; "
+            f"1 to {max_threads} are allowed"
+        )
     if math.prod(-(-g // t) for g, t in zip(grid, threads, strict=True)) >= 2**32 or any(g >= 2**32 for g in grid):
         raise LaunchError(f"kernel {name}: the grid {tuple(grid)} is too large")
 
@@ -296,14 +335,20 @@ def fill_threadgroup(kernel: Kernel, record: runtime.LaunchRecord, tg: Mapping[i
         if index not in slots:
             raise LaunchError(f"kernel {kernel.name} has no [[threadgroup({index})]]")
         if length <= 0 or length % 16:
-            raise LaunchError(f"kernel {kernel.name}: threadgroup memory {index} of {length} bytes; a positive multiple of 16 is needed")
+            raise LaunchError(
+                f"kernel {kernel.name}: threadgroup memory {index} of {length} bytes; "
+                "a positive multiple of 16 is needed"
+            )
         record.tg_length[index] = length
     for index, a in slots.items():
         if index not in tg and not a.optional:
             raise LaunchError(f"kernel {kernel.name}: {a.name} [[threadgroup({index})]] has no length")
     total = sum(tg.values())
     if total > runtime.MAX_THREADGROUP_BYTES:
-        raise LaunchError(f"kernel {kernel.name}: {total} bytes of threadgroup memory; a threadgroup has {runtime.MAX_THREADGROUP_BYTES}")
+        raise LaunchError(
+            f"kernel {kernel.name}: {total} bytes of threadgroup memory; "
+            f"a threadgroup has {runtime.MAX_THREADGROUP_BYTES}"
+        )
 
 
 def as_array(value: object, writable: bool, what: str) -> np.ndarray[Any, Any]:

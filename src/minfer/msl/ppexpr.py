@@ -11,7 +11,18 @@ if TYPE_CHECKING:
     from .errors import SourceError
     from .lexer import Token
 
-_LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
+_LEVELS = (
+    ("||",),
+    ("&&",),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", ">", "<=", ">="),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "%"),
+)
 _INT = re.compile(r"(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uUlL]*")
 
 
@@ -79,8 +90,22 @@ class _Parser:
             if not 0 <= b < 64:
                 raise self.fail(f"shift by {b} in a constant expression")
             return (a << b) & (2**64 - 1) if op == "<<" else a >> b
-        table = {"||": int(bool(a) or bool(b)), "&&": int(bool(a) and bool(b)), "|": a | b, "^": a ^ b, "&": a & b, "+": a + b, "-": a - b,
-                 "*": a * b, "==": int(a == b), "!=": int(a != b), "<": int(a < b), ">": int(a > b), "<=": int(a <= b), ">=": int(a >= b)}
+        table = {
+            "||": int(bool(a) or bool(b)),
+            "&&": int(bool(a) and bool(b)),
+            "|": a | b,
+            "^": a ^ b,
+            "&": a & b,
+            "+": a + b,
+            "-": a - b,
+            "*": a * b,
+            "==": int(a == b),
+            "!=": int(a != b),
+            "<": int(a < b),
+            ">": int(a > b),
+            "<=": int(a <= b),
+            ">=": int(a >= b),
+        }
         return table[op]
 
     def unary(self) -> int:
@@ -99,7 +124,9 @@ class _Parser:
         if m:
             digits = m.group(1)
             octal = len(digits) > 1 and digits.isdigit() and digits[0] == "0"
-            return int(digits, 8 if octal and not set(digits) & set("89") else 10) if digits.isdigit() else int(digits, 0)
+            return (
+                int(digits, 8 if octal and not set(digits) & set("89") else 10) if digits.isdigit() else int(digits, 0)
+            )
         if t in ("true", "false"):
             return int(t == "true")
         if t and (t[0].isalpha() or t[0] == "_"):

@@ -18,13 +18,46 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SYSTEM_HEADERS = frozenset(
-    ["metal_" + s for s in """stdlib simdgroup simdgroup_matrix math integer common geometric matrix relational atomic
-     pack compute types numeric limits uniform quadgroup type_traits array extended_vector graphics texture tensor""".split()]
+    [
+        "metal_" + s
+        for s in [
+            "stdlib",
+            "simdgroup",
+            "simdgroup_matrix",
+            "math",
+            "integer",
+            "common",
+            "geometric",
+            "matrix",
+            "relational",
+            "atomic",
+            "pack",
+            "compute",
+            "types",
+            "numeric",
+            "limits",
+            "uniform",
+            "quadgroup",
+            "type_traits",
+            "array",
+            "extended_vector",
+            "graphics",
+            "texture",
+            "tensor",
+        ]
+    ]
     + ["simd/simd.h", "TargetConditionals.h"]
 )
 PREDEFINED = {
-    "__METAL__": "1", "__METAL_MACOS__": "1", "__METAL_VERSION__": "310", "__HAVE_BFLOAT__": "1", "__cplusplus": "201402L",
-    "__HAVE_SIMDGROUP_MATRIX__": "1", "__HAVE_QUADGROUP__": "1", "__HAVE_SIMDGROUP__": "1", "__HAVE_SIMDGROUP_REDUCTION__": "1",
+    "__METAL__": "1",
+    "__METAL_MACOS__": "1",
+    "__METAL_VERSION__": "310",
+    "__HAVE_BFLOAT__": "1",
+    "__cplusplus": "201402L",
+    "__HAVE_SIMDGROUP_MATRIX__": "1",
+    "__HAVE_QUADGROUP__": "1",
+    "__HAVE_SIMDGROUP__": "1",
+    "__HAVE_SIMDGROUP_REDUCTION__": "1",
 }
 MAX_INCLUDE_DEPTH, MAX_TOKENS = 64, 8_000_000
 
@@ -82,7 +115,13 @@ class Preprocessor:
             raise tokens[-1].error(f"more than {MAX_TOKENS} tokens after preprocessing")
 
     def _directive(
-        self, line: list[Token], live: bool, taken: list[tuple[bool, bool, Token]], file: str, directory: Path | None, depth: int
+        self,
+        line: list[Token],
+        live: bool,
+        taken: list[tuple[bool, bool, Token]],
+        file: str,
+        directory: Path | None,
+        depth: int,
     ) -> None:
         name, rest, head = line[1].text, line[2:], line[1]
         if name in ("if", "ifdef", "ifndef"):
@@ -129,14 +168,25 @@ class Preprocessor:
         i = 0
         while i < len(rest):
             t = rest[i]
-            if t.text in ("defined", "__has_include", "__has_builtin", "__has_feature", "__has_extension", "__has_attribute"):
+            if t.text in (
+                "defined",
+                "__has_include",
+                "__has_builtin",
+                "__has_feature",
+                "__has_extension",
+                "__has_attribute",
+            ):
                 paren = i + 1 < len(rest) and rest[i + 1].text == "("
                 end = i + 1
                 if paren:
                     while end < len(rest) and rest[end].text != ")":
                         end += 1
                 arg = "".join(x.text for x in rest[i + 2 if paren else i + 1 : end if paren else i + 2])
-                yes = arg in self.macros if t.text == "defined" else (t.text == "__has_include" and self._is_system(arg.strip("<>")))
+                yes = (
+                    arg in self.macros
+                    if t.text == "defined"
+                    else (t.text == "__has_include" and self._is_system(arg.strip("<>")))
+                )
                 plain.append(Token("num", "1" if yes else "0", t.file, t.line, True))
                 i = end + 1
             else:
@@ -168,7 +218,9 @@ class Preprocessor:
     def _is_system(name: str) -> bool:
         return name in SYSTEM_HEADERS or (name.endswith(".h") and name[:-2] in SYSTEM_HEADERS)
 
-    def _include(self, rest: list[Token], head: Token, file: str, directory: Path | None, depth: int, *, once: bool) -> None:
+    def _include(
+        self, rest: list[Token], head: Token, file: str, directory: Path | None, depth: int, *, once: bool
+    ) -> None:
         if rest and rest[0].kind == "id":
             rest = self.expand(rest)
         if rest and rest[0].kind == "str":
@@ -299,7 +351,9 @@ class Preprocessor:
                         expanded[t.text] = self.expand(raw)
                     piece = expanded[t.text]
                 for k, a in enumerate(piece):
-                    out.append(Token(a.kind, a.text, use.file, use.line, t.space if k == 0 else a.space, False, a.hide | hide))
+                    out.append(
+                        Token(a.kind, a.text, use.file, use.line, t.space if k == 0 else a.space, False, a.hide | hide)
+                    )
             else:
                 out.append(Token(t.kind, t.text, use.file, use.line, t.space, False, t.hide | hide))
             i += 1

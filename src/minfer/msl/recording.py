@@ -56,7 +56,10 @@ class Launch:
                 continue
             bound = self.buffers[a.index]
             if not 0 <= bound.offset <= bound.buffer.length:
-                raise LaunchError(f"kernel {name}: offset {bound.offset} of {a.name} is outside its buffer of {bound.buffer.length} bytes")
+                raise LaunchError(
+                    f"kernel {name}: offset {bound.offset} of {a.name} is outside its buffer "
+                    f"of {bound.buffer.length} bytes"
+                )
         fill_threadgroup(self.kernel, runtime.LaunchRecord(), self.threadgroup_memory)
 
 
@@ -127,7 +130,9 @@ class Recording:
             order = self.sequence(run)
             shuffled = (runtime.LaunchRecord * len(order))()
             for k, i in enumerate(order):
-                ctypes.memmove(ctypes.addressof(shuffled[k]), ctypes.addressof(records[i]), ctypes.sizeof(runtime.LaunchRecord))
+                ctypes.memmove(
+                    ctypes.addressof(shuffled[k]), ctypes.addressof(records[i]), ctypes.sizeof(runtime.LaunchRecord)
+                )
             records, names = shuffled, [names[i] for i in order]
         if not run.check:
             runtime.run(records, len(names), threads=run.os_threads, order=run.order, seed=run.seed, names=names)
@@ -172,7 +177,10 @@ def _binding(b: Bound) -> Binding:
 
 
 def _between_launches(
-    launch: Launch, checked: Checked, seen: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]], report: Report
+    launch: Launch,
+    checked: Checked,
+    seen: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]],
+    report: Report,
 ) -> None:
     """Find bytes that this launch and an earlier one, with no barrier between, both touch, one of them writing."""
     own: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
@@ -193,17 +201,34 @@ def _between_launches(
         if len(clash):
             name = next((a.name for a in launch.kernel.arguments if a.kind == "buffer" and a.index == slot), "")
             offset = int(clash[0]) - bound.offset
+            label = f" ({bound.buffer.label})" if bound.buffer.label else ""
             kernel = launch.kernel.name
             message = (
-                f"race between launches: kernel {kernel} and {other} touch {len(clash)} bytes in common, the first at offset {offset} of "
-                f"{name} [[buffer({slot})]]{f' ({bound.buffer.label})' if bound.buffer.label else ''}, one of them writes, and no barrier is between"
+                f"race between launches: kernel {kernel} and {other} touch {len(clash)} bytes in common, the first "
+                f"at offset {offset} of {name} [[buffer({slot})]]{label}; one of them writes, and no barrier is between"
             )
             source = launch.kernel.library.unit.instances[kernel].kernel
             zero = (0, 0, 0)
             report.findings.append(
-                Finding("race between launches", kernel, source.file, source.line, slot, name, bound.buffer.label, offset, len(clash),
-                        zero, zero, None, None, 0, 1, message)
-            )  # fmt: skip
+                Finding(
+                    "race between launches",
+                    kernel,
+                    source.file,
+                    source.line,
+                    slot,
+                    name,
+                    bound.buffer.label,
+                    offset,
+                    len(clash),
+                    zero,
+                    zero,
+                    None,
+                    None,
+                    0,
+                    1,
+                    message,
+                )
+            )
             del own[key]
     for key, (reads, writes) in own.items():
         if key in seen:

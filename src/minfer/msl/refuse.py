@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .cursor import Cursor
 from .unit import SPACES, Function, Kernel, Unit
 
 if TYPE_CHECKING:
@@ -32,12 +33,32 @@ _WORDS = {
     "wchar_t": "wchar_t is not part of Metal",
     "std": "the C++ standard library is not part of Metal",
 }
-_QUALIFIERS = frozenset(["const", "volatile", "constexpr", "static", "inline", "typename", "unsigned", "signed", "struct", "mutable"])
+_QUALIFIERS = frozenset(
+    ["const", "volatile", "constexpr", "static", "inline", "typename", "unsigned", "signed", "struct", "mutable"]
+)
 _STATEMENT = frozenset([";", "{", "}"])
 _SCALAR_BYTES = {
-    "bool": 1, "char": 1, "uchar": 1, "int8_t": 1, "uint8_t": 1, "short": 2, "ushort": 2, "half": 2, "bfloat": 2, "int16_t": 2,
-    "uint16_t": 2, "int": 4, "uint": 4, "float": 4, "int32_t": 4, "uint32_t": 4, "long": 8, "ulong": 8, "int64_t": 8, "uint64_t": 8,
-}  # fmt: skip
+    "bool": 1,
+    "char": 1,
+    "uchar": 1,
+    "int8_t": 1,
+    "uint8_t": 1,
+    "short": 2,
+    "ushort": 2,
+    "half": 2,
+    "bfloat": 2,
+    "int16_t": 2,
+    "uint16_t": 2,
+    "int": 4,
+    "uint": 4,
+    "float": 4,
+    "int32_t": 4,
+    "uint32_t": 4,
+    "long": 8,
+    "ulong": 8,
+    "int64_t": 8,
+    "uint64_t": 8,
+}
 MAX_THREADGROUP_BYTES = 32768
 
 
@@ -46,13 +67,10 @@ def refuse(unit: Unit) -> None:
     _Refuser(unit).run()
 
 
-class _Refuser:
+class _Refuser(Cursor):
     def __init__(self, unit: Unit) -> None:
-        self.unit, self.tokens, self.pair = unit, unit.tokens, unit.pair
+        super().__init__(unit)
         self.constants = set(unit.constants) | {d[0] for d in unit.derived}
-
-    def text(self, i: int) -> str:
-        return self.tokens[i].text if 0 <= i < len(self.tokens) else ""
 
     def run(self) -> None:
         self.words()
@@ -109,7 +127,8 @@ class _Refuser:
         names = [w for w in head if w.isidentifier()]
         if len(names) >= 2:
             raise self.tokens[start].error(
-                f"program-scope variable {names[-1]!r} is not in the constant address space: threads share no mutable program-scope data"
+                f"program-scope variable {names[-1]!r} is not in the constant address space: "
+                "threads share no mutable program-scope data"
             )
 
     # ---- pointers without an address space
@@ -159,11 +178,13 @@ class _Refuser:
             t = self.text(i)
             if t in SPACES or t == "auto":
                 space = True
-            elif t == "=" or i in self.pair and t != "[":
+            elif t == "=" or (i in self.pair and t != "["):
                 return
             elif t in ("*", "&") and not space:
                 kind = "pointer" if t == "*" else "reference"
-                raise self.tokens[i].error(f"{what} is a {kind} without an address space (device, constant, threadgroup or thread)")
+                raise self.tokens[i].error(
+                    f"{what} is a {kind} without an address space (device, constant, threadgroup or thread)"
+                )
             elif t == "<":
                 i = self.angle(i) - 1
             i += 1
@@ -174,14 +195,24 @@ class _Refuser:
             t = self.tokens[i]
             if t.text == "(" and self.text(self.pair[i] - 1) == "*":
                 inner = [self.text(k) for k in range(i + 1, self.pair[i])]
-                if all(w.isidentifier() or w in ("*", "::") for w in inner) and not any(w in SPACES or w == "auto" for w in inner) and inner[0] != "*":
+                if (
+                    all(w.isidentifier() or w in ("*", "::") for w in inner)
+                    and not any(w in SPACES or w == "auto" for w in inner)
+                    and inner[0] != "*"
+                ):
                     raise t.error("a cast to a pointer without an address space")
-            if t.kind != "id" or (self.text(i - 1) not in _STATEMENT and not (self.text(i - 1) == "(" and self.text(i - 2) == "for")):
+            if t.kind != "id" or (
+                self.text(i - 1) not in _STATEMENT and not (self.text(i - 1) == "(" and self.text(i - 2) == "for")
+            ):
                 continue
             j = i
             while self.text(j) in _QUALIFIERS:
                 j += 1
-            if self.tokens[j].kind != "id" or self.text(j) in SPACES or self.text(j) in ("return", "auto", "else", "case", "using", "typedef", "delete"):
+            if (
+                self.tokens[j].kind != "id"
+                or self.text(j) in SPACES
+                or self.text(j) in ("return", "auto", "else", "case", "using", "typedef", "delete")
+            ):
                 continue
             j += 1
             while self.text(j) in ("::", "<"):
@@ -191,7 +222,10 @@ class _Refuser:
             star = self.text(j)
             if star in ("*", "&") and self.tokens[j + 1].kind == "id" and self.text(j + 2) in ("=", ";", ",", ":", "["):
                 kind = "pointer" if star == "*" else "reference"
-                raise t.error(f"{self.text(j + 1)!r} is a {kind} without an address space (device, constant, threadgroup or thread)")
+                raise t.error(
+                    f"{self.text(j + 1)!r} is a {kind} without an address space "
+                    "(device, constant, threadgroup or thread)"
+                )
 
     # ---- the wrong address space passed on
 
@@ -217,8 +251,15 @@ class _Refuser:
                     elif self.text(j) == ")" and t != "thread":
                         self.same_space(t, known, j + 1, end, "a cast")
                 elif t == "device" and self.tokens[j - 1].kind == "id" and self.text(j) in (";", "=", "["):
-                    raise self.tokens[i].error(f"{self.text(j - 1)!r} is a variable in device memory, which only the host can make")
-            elif self.tokens[i].kind == "id" and self.text(i + 1) == "(" and len(by_name.get(t, ())) == 1 and self.text(i - 1) not in (".", "->"):
+                    raise self.tokens[i].error(
+                        f"{self.text(j - 1)!r} is a variable in device memory, which only the host can make"
+                    )
+            elif (
+                self.tokens[i].kind == "id"
+                and self.text(i + 1) == "("
+                and len(by_name.get(t, ())) == 1
+                and self.text(i - 1) not in (".", "->")
+            ):
                 if t in self.unit.kernels:
                     raise self.tokens[i].error(f"kernel {t!r} is called; a kernel is started by a dispatch only")
                 self.call(by_name[t][0], known, i + 1)
@@ -256,7 +297,9 @@ class _Refuser:
             i += 1
         other = known.get(self.text(i))
         if other and other != space and self.text(i + 1) in (";", ",", "+", "-", ")") and i < end:
-            raise self.tokens[i].error(f"{self.text(i)!r} points to {other} memory; {what} is a pointer to {space} memory")
+            raise self.tokens[i].error(
+                f"{self.text(i)!r} points to {other} memory; {what} is a pointer to {space} memory"
+            )
 
     def call(self, callee: Function, known: dict[str, str], paren: int) -> None:
         given, taken = self.arguments(paren), self.arguments(callee.sig[0])
@@ -266,7 +309,9 @@ class _Refuser:
             if space and "*" in words and (b - a == 1 or self.text(a + 1) in ("+", "-")):
                 other = known.get(self.text(a))
                 if other and other != space:
-                    raise self.tokens[a].error(f"{self.text(a)!r} points to {other} memory; {callee.name!r} takes a pointer to {space} memory")
+                    raise self.tokens[a].error(
+                        f"{self.text(a)!r} points to {other} memory; {callee.name!r} takes a pointer to {space} memory"
+                    )
 
     # ---- the rest
 
@@ -284,8 +329,14 @@ class _Refuser:
         graph: dict[str, set[str]] = {}
         lines: dict[str, Function] = {}
         for f in self.unit.functions:
-            if count[f.name] == 1 and not f.template and not f.member:  # overloads and templates may call their namesakes
-                called = {self.text(i) for i in range(*f.body) if self.text(i + 1) == "(" and self.text(i - 1) not in (".", "->", "::")}
+            if (
+                count[f.name] == 1 and not f.template and not f.member
+            ):  # overloads and templates may call their namesakes
+                called = {
+                    self.text(i)
+                    for i in range(*f.body)
+                    if self.text(i + 1) == "(" and self.text(i - 1) not in (".", "->", "::")
+                }
                 graph[f.name], lines[f.name] = called, f
         state: dict[str, int] = {}
 
@@ -302,7 +353,9 @@ class _Refuser:
 
         for name in graph:
             if name not in state and (found := visit(name)):
-                raise self.tokens[lines[found].sig[0]].error(f"function {found!r} calls itself: recursion is not part of Metal")
+                raise self.tokens[lines[found].sig[0]].error(
+                    f"function {found!r} calls itself: recursion is not part of Metal"
+                )
 
     def threadgroup_size(self, kernel: Kernel) -> None:
         total = 0
@@ -310,14 +363,17 @@ class _Refuser:
             name = self.text(v.type[1] - 1)
             base = name.rstrip("234")
             width = {"2": 2, "3": 4, "4": 4}.get(name[len(base) :], 1) if name != base else 1
-            size = _SCALAR_BYTES.get(name if name in _SCALAR_BYTES else base, 0) * (1 if name in _SCALAR_BYTES else width)
+            size = _SCALAR_BYTES.get(name if name in _SCALAR_BYTES else base, 0) * (
+                1 if name in _SCALAR_BYTES else width
+            )
             for k in range(*v.dims):
                 if self.text(k) not in ("[", "]"):
                     size *= int(self.text(k)) if self.text(k).isdigit() else 0
             total += size
         if total > MAX_THREADGROUP_BYTES:
             raise self.tokens[kernel.threadgroup[0].start].error(
-                f"kernel {kernel.name!r} has {total} bytes of threadgroup memory; a threadgroup has {MAX_THREADGROUP_BYTES}"
+                f"kernel {kernel.name!r} has {total} bytes of threadgroup memory; "
+                f"a threadgroup has {MAX_THREADGROUP_BYTES}"
             )
 
     def constant_expressions(self) -> None:
@@ -355,7 +411,9 @@ class _Refuser:
         while self.text(i) == "]":  # further dimensions
             i = next(a for a, b in self.pair.items() if b == i) - 1
         before = self.tokens[i - 1]
-        return self.tokens[i].kind == "id" and (before.text == ">" or (before.kind == "id" and before.text not in ("return", "else", "case")))
+        return self.tokens[i].kind == "id" and (
+            before.text == ">" or (before.kind == "id" and before.text not in ("return", "else", "case"))
+        )
 
     def is_template_argument(self, i: int) -> bool:
         k = i

@@ -39,13 +39,17 @@ class FailureRecord(ctypes.Structure):
     """Why a launch could not run to its end."""
 
     _fields_ = (
-        ("code", ctypes.c_uint32), ("a", ctypes.c_uint32), ("b", ctypes.c_uint32), ("tid", ctypes.c_uint32),
-        ("group", ctypes.c_uint32 * 3), ("launch", ctypes.c_uint32),
-    )  # fmt: skip
+        ("code", ctypes.c_uint32),
+        ("a", ctypes.c_uint32),
+        ("b", ctypes.c_uint32),
+        ("tid", ctypes.c_uint32),
+        ("group", ctypes.c_uint32 * 3),
+        ("launch", ctypes.c_uint32),
+    )
 
 
 FAILURES = {
-    1: "lanes of a simdgroup wait at different simdgroup functions (lines {a} and {b}); every lane must reach each of them",
+    1: "lanes of a simdgroup wait at different simdgroup functions (lines {a} and {b}); every lane must reach each",
     2: "threads of a threadgroup wait at different barriers (lines {a} and {b})",
     3: "threads wait for each other at lines {a} and {b}: a barrier or simdgroup function is not reached by all",
     4: "the kernel's threadgroup memory is {a} bytes or more; a threadgroup has {b}",
@@ -94,7 +98,13 @@ def failure_text(failure: FailureRecord) -> str:
 
 
 def run(
-    records: ctypes.Array[LaunchRecord], count: int, *, threads: int | None = None, order: str = "forward", seed: int = 0, names: object = None
+    records: ctypes.Array[LaunchRecord],
+    count: int,
+    *,
+    threads: int | None = None,
+    order: str = "forward",
+    seed: int = 0,
+    names: object = None,
 ) -> None:
     """Run `count` launches one after the other in one native call. Raises LaunchError at the first that fails."""
     lib = library(runtime_compiler())

@@ -14,17 +14,55 @@ if TYPE_CHECKING:
 
 SPACES = frozenset(["device", "constant", "threadgroup", "thread"])
 BUILTINS_3D = frozenset(
-    """thread_position_in_grid threadgroup_position_in_grid thread_position_in_threadgroup threads_per_threadgroup
-    dispatch_threads_per_threadgroup threads_per_grid threadgroups_per_grid""".split()
+    [
+        "thread_position_in_grid",
+        "threadgroup_position_in_grid",
+        "thread_position_in_threadgroup",
+        "threads_per_threadgroup",
+        "dispatch_threads_per_threadgroup",
+        "threads_per_grid",
+        "threadgroups_per_grid",
+    ]
 )
 BUILTINS_1D = frozenset(
-    """thread_index_in_threadgroup thread_index_in_simdgroup simdgroup_index_in_threadgroup simdgroups_per_threadgroup
-    dispatch_simdgroups_per_threadgroup threads_per_simdgroup thread_execution_width thread_index_in_quadgroup
-    quadgroup_index_in_threadgroup quadgroups_per_threadgroup dispatch_quadgroups_per_threadgroup""".split()
+    [
+        "thread_index_in_threadgroup",
+        "thread_index_in_simdgroup",
+        "simdgroup_index_in_threadgroup",
+        "simdgroups_per_threadgroup",
+        "dispatch_simdgroups_per_threadgroup",
+        "threads_per_simdgroup",
+        "thread_execution_width",
+        "thread_index_in_quadgroup",
+        "quadgroup_index_in_threadgroup",
+        "quadgroups_per_threadgroup",
+        "dispatch_quadgroups_per_threadgroup",
+    ]
 )
 SCALARS = frozenset(
-    """bool char uchar short ushort int uint long ulong half bfloat float int8_t uint8_t int16_t uint16_t int32_t
-    uint32_t int64_t uint64_t size_t""".split()
+    [
+        "bool",
+        "char",
+        "uchar",
+        "short",
+        "ushort",
+        "int",
+        "uint",
+        "long",
+        "ulong",
+        "half",
+        "bfloat",
+        "float",
+        "int8_t",
+        "uint8_t",
+        "int16_t",
+        "uint16_t",
+        "int32_t",
+        "uint32_t",
+        "int64_t",
+        "uint64_t",
+        "size_t",
+    ]
 )
 
 
@@ -67,7 +105,7 @@ class ThreadgroupVar:
 
 @dataclass(slots=True)
 class Kernel:
-    """A kernel function or template. `start` is its first token after any template header, `sig` the `(`...`)` range."""
+    """A kernel function or template. `start` is its first token after a template header, `sig` the `(`...`)` range."""
 
     name: str
     scope: str
