@@ -130,7 +130,7 @@ class Compiled:
 
 
 def check(compiled: Compiled, case: Case, seed: int) -> dict[str, Any]:
-    """One case, one seed: differences to the software device and to numpy, and how many results are equal in every bit."""
+    """One case, one seed: differences to the software device and to numpy, and how many results have equal bits."""
     ours, want = case.buffers(np.random.default_rng(seed))
     got = compiled.run(case, ours)
     kernel = Library.from_file(case.path).kernel(case.kernel, case.constants)
