@@ -139,8 +139,8 @@ def check(compiled: Compiled, case: Case, seed: int) -> dict[str, Any]:
     for slot, expected in want.items():
         mine = ours[slot]
         assert mine is not None
-        result["device"] = max(result["device"], error(got[slot], mine))
-        result["numpy"] = max(result["numpy"], error(got[slot], expected))
+        result["device"] = max(result["device"], error(got[slot], mine, case.each))
+        result["numpy"] = max(result["numpy"], error(got[slot], expected, case.each))
         same = got[slot].view(np.uint8).reshape(-1, got[slot].itemsize) == mine.view(np.uint8).reshape(
             -1, mine.itemsize
         )

@@ -20,7 +20,7 @@ def test_cases_are_right_on_the_software_device(case: Case) -> None:
     for slot, expected in want.items():
         got = buffers[slot]
         assert got is not None
-        assert error(got, expected) <= case.tolerance, slot
+        assert error(got, expected, case.each) <= case.tolerance, slot
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -121,10 +121,10 @@ kernel void near_math(device const float * a [[buffer(0)]], device float * out [
     o[8 * n] = pow(p, x);
     o[9 * n] = asin(u);
     o[10 * n] = atan2(x, p);
-    o[11 * n] = sincos(x, c) + c;
+    o[11 * n] = sincos(x, c) * c;
     o[12 * n] = sinh(x);
     o[13 * n] = exp10(u);
-    o[14 * n] = precise::exp(u) + fast::log(p);
+    o[14 * n] = precise::exp(u) * fast::log(p);
     o[15 * n] = log10(p);
 }
 
