@@ -151,7 +151,7 @@ class Finding:
 
 @dataclass
 class Counters:
-    """What a launch did. Bytes are by buffer slot; `distinct` counts a byte once. Collectives count a simdgroup once."""
+    """What a launch did. Bytes are by buffer slot; `distinct` counts a byte once, collectives a simdgroup once."""
 
     barriers: int = 0
     collectives: int = 0
@@ -190,8 +190,9 @@ class Binding:
     """A buffer argument with what the launch declares about it.
 
     `data` is the array, `offset` and `length` the bytes bound from it (to its end unless given). `reads` and `writes`
-    are the byte ranges (start, length) from `offset` that the launch may touch: None is what the kernel's signature allows,
-    () nothing. `initialised` is a bit per byte of `data` (least significant first) of what holds values; None is all.
+    are the byte ranges (start, length) from `offset` that the launch may touch: None is what the kernel's signature
+    allows, () nothing. `initialised` is a bit per byte of `data` (least significant first) of what
+    holds values; None is all.
     """
 
     data: Any

@@ -226,8 +226,8 @@ class Kernel:
         """Run `groups` threadgroups of `threads` threads, with the buffers in order of their index.
 
         A buffer is a C-contiguous numpy array (stores land in it), bytes or a numpy scalar (read only), a `Binding`
-        that declares more about it, or None where a function constant leaves it out. With `check`, every access is checked:
-        returns the Report, or raises CheckError where there are findings. Raises LaunchError.
+        that declares more about it, or None where a function constant leaves it out. With `check`, every access is
+        checked: returns the Report, or raises CheckError where there are findings. Raises LaunchError.
         """
         nominal, count = size3(threads), size3(groups)
         return self._launch([a * b for a, b in zip(nominal, count, strict=True)], nominal, buffers, check, options)

@@ -110,7 +110,7 @@ void collective_missed(Worker *w, Lane *me) {
 extern "C" void msl_checked_barrier(Lane *me, u32 flags, Site site) {
     Worker *w = worker_of(me);
     Threadgroup *t = &w->tg;
-    if (w->lockstep) step(w, me, site.pc, false);
+    if (w->lockstep) step(me, site.pc);
     if (t->arrived == 0) {
         t->site = site.line;
         t->flags = flags;
@@ -128,7 +128,7 @@ extern "C" void msl_checked_barrier(Lane *me, u32 flags, Site site) {
 
 extern "C" void msl_collective_enter(Lane *me, Site site) {
     Worker *w = worker_of(me);
-    if (w->lockstep) step(w, me, site.pc, true);
+    if (w->lockstep) step(me, site.pc);
 }
 
 extern "C" void msl_collective_arrive(Lane *me, Site site, u32 count, u32 flags) {
@@ -167,19 +167,18 @@ extern "C" void msl_collective_arrive(Lane *me, Site site, u32 count, u32 flags)
 // Code is compiled so that addresses follow the order of the source: the lower address is the less advanced, except that
 // within a loop the earlier iteration is.
 static int compare(const Lane *a, const Lane *b) {
+    const Progress *p = &worker_of(a)->progress[a->slot], *q = &worker_of(b)->progress[b->slot];
     for (u32 i = 0;; i++) {
         const bool more_a = i < a->depth, more_b = i < b->depth;
-        const u64 x = more_a ? a->path[i] : a->pc, y = more_b ? b->path[i] : b->pc;
+        const u64 x = more_a ? p->path[i] : a->pc, y = more_b ? q->path[i] : b->pc;
         if (x != y) return x < y ? -1 : 1;
         if (!more_a || !more_b) return (int)more_a - (int)more_b;
-        if (a->iteration[i] != b->iteration[i]) return a->iteration[i] < b->iteration[i] ? -1 : 1;
+        if (p->iteration[i] != q->iteration[i]) return p->iteration[i] < q->iteration[i] ? -1 : 1;
     }
 }
 
-void step(Worker *w, Lane *me, u64 pc, bool collective) {
+void step(Lane *me, u64 pc) {
     me->pc = pc;
-    me->collective = collective;
-    (void)w;
     msl_block(me, WAIT_STEP, 0, me->site);
 }
 
@@ -443,7 +442,7 @@ static inline __attribute__((always_inline)) void access(const volatile void *p,
     const u64 a = (u64)p;
     if (a - (u64)w->stacks < (u64)STACK * MAX_LANES) return;  // thread memory
     const bool local = a - (u64)w->tg.arena < ARENA;
-    if (w->lockstep && (local || find(a, pc) || !w->checked)) step(w, me, pc, false);
+    if (w->lockstep && (local || find(a, pc) || !w->checked)) step(me, pc);
     if (!w->checked) return;
     Access x = {me, pc, write, atomic, read, w->tg.linear, local ? 0u : 1u};
     if (local) local_access(x, a, n);
@@ -523,8 +522,9 @@ static void push(u64 pc) {
     Lane *me = current;
     if (!me) return;
     if (me->depth == MAX_DEPTH) msl_fail(me, TOO_DEEP, MAX_DEPTH, 0);
-    me->path[me->depth] = pc;
-    me->iteration[me->depth++] = 0;
+    Progress *p = &worker_of(me)->progress[me->slot];
+    p->path[me->depth] = pc;
+    p->iteration[me->depth++] = 0;
 }
 static void pop() {
     if (current && current->depth) current->depth--;
@@ -533,7 +533,7 @@ MSL_EXPORT void __tsan_func_entry(void *caller) { push((u64)caller); }
 MSL_EXPORT void __tsan_func_exit() { pop(); }
 namespace msl_rt {
 MSL_EXPORT void msl_loop_enter(u64 pc) { push(pc); }
-MSL_EXPORT void msl_loop_next() { current->iteration[current->depth - 1]++; }
+MSL_EXPORT void msl_loop_next() { worker_of(current)->progress[current->slot].iteration[current->depth - 1]++; }
 MSL_EXPORT void msl_loop_leave() { pop(); }
 }
 

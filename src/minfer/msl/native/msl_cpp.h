@@ -62,28 +62,37 @@ MSL_FN void simdgroup_barrier(mem_flags flags, MSL_SITE) {
 
 // ---- simdgroup functions. The first lane that goes on computes a reduction, in the order of a butterfly.
 
+// The halves of `v` meet, until one value is left. Trip counts are constants, so that compilers use vector code.
+template <int O, class T, class F> MSL_RUNTIME inline void fold_(T *v, F f) {
+    for (int i = 0; i < O; i++) v[i] = f(v[i], v[i + O]);
+    if constexpr (O > 1) fold_<O / 2>(v, f);
+}
+// The same with lanes missing.
+template <class T, class F> __attribute__((noinline)) MSL_NOT_CHECKED T fold_some_(const T *in, uint live, F f) {
+    T v[32];
+    for (int i = 0; i < 32; i++) v[i] = in[i];
+    for (int o = 16; o; o >>= 1)
+        for (int i = 0; i < o; i++) {
+            if (!(live >> (i + o) & 1)) continue;
+            v[i] = live >> i & 1 ? f(v[i], v[i + o]) : v[i + o];
+            live |= 1u << i;
+        }
+    return v[0];
+}
 template <class T, class F> MSL_RUNTIME inline T simd_reduce_(T x, F f, msl_rt::Site site) {
     uint p;
     msl_rt::Simdgroup *g = msl_rt::exchange(x, p, site);
     T *result = (T *)g->result[p];
     if (!g->ready[p]) {
-        T v[32];
         const T *in = (const T *)g->value[p];
-        const uint mask = g->mask[p];
-        for (int i = 0; i < 32; i++) v[i] = in[i];
-        if (mask == 0xffffffffu) {
-            for (int o = 16; o; o >>= 1)
-                for (int i = 0; i < o; i++) v[i] = f(v[i], v[i + o]);
+        if (g->mask[p] == 0xffffffffu) {
+            T v[16];
+            for (int i = 0; i < 16; i++) v[i] = f(in[i], in[i + 16]);
+            fold_<8>(v, f);
+            *result = v[0];
         } else {
-            uint live = mask;
-            for (int o = 16; o; o >>= 1)
-                for (int i = 0; i < o; i++) {
-                    if (!(live >> (i + o) & 1)) continue;
-                    v[i] = live >> i & 1 ? f(v[i], v[i + o]) : v[i + o];
-                    live |= 1u << i;
-                }
+            *result = fold_some_(in, g->mask[p], f);
         }
-        *result = v[0];
         g->ready[p] = 1;
     }
     return *result;
@@ -254,44 +263,47 @@ MSL_FN void simdgroup_store(simdgroup_matrix<T, 8, 8> a, T *p, ulong stride = 8,
     *element_(p, stride, origin, transposed, 0) = a.e.x;
     *element_(p, stride, origin, transposed, 1) = a.e.y;
 }
-// What the lanes bring: their elements of a, b and c. The first lane that goes on computes all 64 results, in float,
-// with k ascending; each lane then takes its own two.
-struct alignas(8) fragment_ { float a[2], b[2], c[2]; };
-MSL_RUNTIME inline void multiply_fragments_(const fragment_ *in, float (*out)[2]) {
-    float a[8][8], b[8][8], d[8][8];
-    for (int l = 0; l < 32; l++) {
-        const int r = (l >> 4) * 4 + (l >> 1) % 4, c = (l >> 3) % 2 * 4 + l % 2 * 2;
-        for (int k = 0; k < 2; k++) { a[r][c + k] = in[l].a[k]; b[r][c + k] = in[l].b[k]; d[r][c + k] = in[l].c[k]; }
-    }
+// The lanes bring their elements of a, b and c; the first that goes on computes all 64 results, in float, with k
+// ascending; each lane then takes its own two.
+struct fragments_ { float a[64], b[64], c[64]; };
+typedef float row_ __attribute__((vector_size(32), aligned(32), may_alias));
+MSL_RUNTIME inline void multiply_fragments_(fragments_ *m) {
+    const row_ *b = (const row_ *)m->b;
+    row_ *c = (row_ *)m->c;
     for (int i = 0; i < 8; i++) {
-        float s[8];
-        for (int j = 0; j < 8; j++) s[j] = d[i][j];
-        for (int k = 0; k < 8; k++)
-            for (int j = 0; j < 8; j++) s[j] += a[i][k] * b[k][j];
-        for (int j = 0; j < 8; j++) d[i][j] = s[j];
-    }
-    for (int l = 0; l < 32; l++) {
-        const int r = (l >> 4) * 4 + (l >> 1) % 4, c = (l >> 3) % 2 * 4 + l % 2 * 2;
-        out[l][0] = d[r][c];
-        out[l][1] = d[r][c + 1];
+        row_ s = c[i];
+        for (int k = 0; k < 8; k++) s += m->a[8 * i + k] * b[k];
+        c[i] = s;
     }
 }
+template <class A, class B, class C> struct put_fragments_ {
+    const vec<A, 2> &a;
+    const vec<B, 2> &b;
+    const vec<C, 2> &c;
+    MSL_RUNTIME void operator()(uchar *area, uint l) const {
+        fragments_ *m = (fragments_ *)area;
+        const uint at = 8 * ((l >> 4) * 4 + (l >> 1) % 4) + (l >> 3) % 2 * 4 + l % 2 * 2;
+        m->a[at] = float(a.x);
+        m->a[at + 1] = float(a.y);
+        m->b[at] = float(b.x);
+        m->b[at + 1] = float(b.y);
+        m->c[at] = float(c.x);
+        m->c[at + 1] = float(c.y);
+    }
+};
 template <class D, class A, class B, class C>
 MSL_RUNTIME inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> &d, const simdgroup_matrix<A, 8, 8> &a,
                                                       const simdgroup_matrix<B, 8, 8> &b, const simdgroup_matrix<C, 8, 8> &c, MSL_SITE) {
     uint p;
-    const fragment_ mine = {{float(a.e.x), float(a.e.y)}, {float(b.e.x), float(b.e.y)}, {float(c.e.x), float(c.e.y)}};
-    msl_rt::Simdgroup *g = msl_rt::exchange(mine, p, site, msl_rt::COUNT_MATRIX);
-    float(*result)[2] = (float(*)[2])g->value[p];
+    msl_rt::Simdgroup *g = msl_rt::meet(put_fragments_<A, B, C>{a.e, b.e, c.e}, p, site, msl_rt::COUNT_MATRIX, 0);
+    fragments_ *m = (fragments_ *)g->value[p];
     if (!g->ready[p]) {
-        float out[32][2];
         if (g->mask[p] != 0xffffffffu) msl_rt::msl_fail(msl_rt::current, msl_rt::DIVERGENT_SIMD, msl_rt::line_of(site), msl_rt::line_of(site));
-        multiply_fragments_((const fragment_ *)g->value[p], out);
-        MSL_COPY(result, out, sizeof(out));
+        multiply_fragments_(m);
         g->ready[p] = 1;
     }
-    const uint lane = msl_rt::current->lane;
-    d.e = vec<D, 2>(D(result[lane][0]), D(result[lane][1]));
+    const uint l = msl_rt::current->lane, at = 8 * ((l >> 4) * 4 + (l >> 1) % 4) + (l >> 3) % 2 * 4 + l % 2 * 2;
+    d.e = vec<D, 2>(D(m->c[at]), D(m->c[at + 1]));
 }
 template <class D, class A, class B>
 MSL_FN void simdgroup_multiply(simdgroup_matrix<D, 8, 8> &d, const simdgroup_matrix<A, 8, 8> &a, const simdgroup_matrix<B, 8, 8> &b, MSL_SITE) {

@@ -57,6 +57,11 @@ struct Job {
     u64 seed;
     u32 order, next, total;
 };
+// Lockstep: how far a lane is. Its `pc` lies within the innermost entry of `path`; an entry is a call that is being made
+// (its return address) or a loop (where it starts, and which iteration).
+struct Progress {
+    u64 path[MAX_DEPTH], iteration[MAX_DEPTH];
+};
 struct Worker {
     Threadgroup tg;
     Job *job;
@@ -68,6 +73,7 @@ struct Worker {
     char *free_stack[MAX_LANES];
     Lane lane[MAX_LANES];
     Simdgroup sg[MAX_LANES / SIMD];
+    Progress progress[MAX_LANES];  // by slot
 };
 struct Pool {
     pthread_mutex_t mutex;
@@ -78,7 +84,7 @@ struct Pool {
     bool awake;
 };
 
-static inline Worker *worker_of(Lane *l) { return (Worker *)l->tg; }  // the threadgroup is a worker's first member
+static inline Worker *worker_of(const Lane *l) { return (Worker *)l->tg; }  // the threadgroup is a worker's first member
 static inline void spin_pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -95,7 +101,7 @@ void record_failure(FailureRecord *f, const Threadgroup *t, const Lane *l, u32 c
 void report_failure(Worker *w, Lane *me, u32 code, u32 a, u32 b);
 void barrier_missed(Worker *w, Lane *me);
 void release_barrier(Worker *w);
-void step(Worker *w, Lane *me, u64 pc, bool collective);
+void step(Lane *me, u64 pc);
 void collective_missed(Worker *w, Lane *me);
 Lane *lockstep_release(Worker *w, u32 sg);
 void checks_begin_launch(const Launch *d, const RunOptions *o);

@@ -154,6 +154,16 @@ extern "C" void msl_block(Lane *me, u32 state, u32 generation, u32 site) {
     me->state = state;
     me->wait = generation;
     me->site = site;
+    // Mostly the neighbour can run: lanes come to a collective one after the other.
+    if ((me->slot + 1) % SIMD && me->slot + 1 < w->tg.size) {
+        Lane *next = me + 1;
+        if (next->state != UNSTARTED && runnable(next)) {
+            current = next;
+            msl_switch(&me->sp, next->sp);
+            me->state = RUNNING;
+            return;
+        }
+    }
     Lane *next = pick(w, me);
     if (next == me) { me->state = RUNNING; return; }
     if (!next) deadlock(w, me);

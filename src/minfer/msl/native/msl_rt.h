@@ -5,6 +5,7 @@
 #define MSL_HIDDEN __attribute__((visibility("hidden")))
 #define MSL_EXPORT __attribute__((visibility("default")))
 #define MSL_INLINE inline __attribute__((always_inline))
+#define MSL_NOT_CHECKED __attribute__((no_sanitize("thread")))
 #if defined(MSL_INSTRUMENTED)
 // The runtime's own loads and stores are not the kernel's: keep them out of the instrumentation.
 #define MSL_RUNTIME __attribute__((no_sanitize("thread"), noinline))
@@ -76,11 +77,7 @@ struct Lane {
     u32 x, y, z, site;
     u32 slot, depth;
     char *stack;
-    // Lockstep: how far the lane is. `pc` lies within the innermost entry of `path`; an entry is a call that is being made
-    // (its return address) or a loop (where it starts, and which iteration).
-    u64 pc;
-    u64 path[MAX_DEPTH], iteration[MAX_DEPTH];
-    bool collective;
+    u64 pc;         // lockstep: where the lane is, see struct Progress
 };
 
 struct Threadgroup {
@@ -131,15 +128,15 @@ struct Loop {
 #endif
 
 #if !defined(MSL_HOST)
-// Wait for every live lane of the simdgroup. Returns which of the two value areas belongs to this collective.
-template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site, u32 count = COUNT_COLLECTIVE, u32 flags = 0) {
-    static_assert(sizeof(T) <= SLOT, "this type is too wide for a simdgroup function");
+// Wait for every live lane of the simdgroup. `put(area, lane)` stores what this lane brings; returns which of the two
+// value areas belongs to this collective.
+template <class F> MSL_RUNTIME Simdgroup *meet(F put, u32 &p, Site site, u32 count, u32 flags) {
     Lane *me = current;
     Simdgroup *g = me->sg;
 #if defined(MSL_INSTRUMENTED)
     msl_collective_enter(me, site);
     p = g->generation & 1;
-    ((T *)g->value[p])[me->lane] = x;
+    put(g->value[p], me->lane);
     msl_collective_arrive(me, site, count, flags);
 #else
     (void)count;
@@ -152,7 +149,7 @@ template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site
     } else if (__builtin_expect(g->site != site, 0)) {
         msl_fail(me, DIVERGENT_SIMD, g->site, site);
     }
-    ((T *)g->value[p])[me->lane] = x;
+    put(g->value[p], me->lane);
     g->mask[p] |= 1u << me->lane;
     if (++g->arrived == g->alive) {
         g->arrived = 0;
@@ -162,6 +159,14 @@ template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site
     }
 #endif
     return g;
+}
+template <class T> struct PutValue {
+    const T &x;
+    MSL_RUNTIME void operator()(u8 *area, u32 lane) const { ((T *)area)[lane] = x; }
+};
+template <class T> MSL_RUNTIME Simdgroup *exchange(const T &x, u32 &p, Site site, u32 count = COUNT_COLLECTIVE, u32 flags = 0) {
+    static_assert(sizeof(T) <= SLOT, "this type is too wide for a simdgroup function");
+    return meet(PutValue<T>{x}, p, site, count, flags);
 }
 
 MSL_RUNTIME inline u32 lane_index() { return current->lane; }
