@@ -49,8 +49,8 @@ class Cases(Maker):
             y = np.zeros_like(x)
             wide, t = d % 4 == 0, d // 4 if d % 4 == 0 else d
             args = self.h.args(
-                "norm", ne00=d, ne00_t=t, nb1=4 * d, nb2=20 * d, nb3=40 * d, eps=1e-5, nef1=[5, 1, 1], nef2=[2, 1, 1], nef3=1,
-                nbf1=[4 * d, 0, 0], nbf2=[20 * d, 0, 0], nbf3=0, scale=1.0,
+                "norm", ne00=d, ne00_t=t, nb1=4 * d, nb2=20 * d, nb3=40 * d, eps=1e-5, nef1=[5, 1, 1], nef2=[2, 1, 1],
+                nef3=1, nbf1=[4 * d, 0, 0], nbf2=[20 * d, 0, 0], nbf3=0, scale=1.0,
             )  # fmt: skip
             z = x.astype(np.float64)
             if base.startswith("norm"):

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 TYPES = {"int16_t": "<i2", "int32_t": "<i4", "int64_t": "<i8", "uint64_t": "<u8", "float": "<f4", "bool": "?"}
 # Where a block keeps its half-precision scales, as byte offsets; random bytes there would be NaN or huge.
 SCALES = {
-    "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q8_0": [0], "q2_K": [80, 82], "q3_K": [108], "q4_K": [0, 2],
-    "q5_K": [0, 2], "q6_K": [208], "iq4_nl": [0], "iq4_xs": [0], "iq2_xxs": [0], "iq3_s": [0], "mxfp4": [],
+    "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q8_0": [0], "q2_K": [80, 82], "q3_K": [108],
+    "q4_K": [0, 2], "q5_K": [0, 2], "q6_K": [208], "iq4_nl": [0], "iq4_xs": [0], "iq2_xxs": [0],
+    "iq3_s": [0], "mxfp4": [],
 }  # fmt: skip
 
 
