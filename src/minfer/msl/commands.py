@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .checks import CheckError, Report
 from .errors import LaunchError, MslError
-from .library import size3
+from .library import check_sizes, size3
 from .recording import Bound, Launch, Recording
 from .runtime import MAX_BUFFERS
 
@@ -211,9 +211,10 @@ class ComputeEncoder:
     def _dispatch(self, grid: Sequence[int], threads: Sequence[int]) -> None:
         if self._pipeline is None:
             raise LaunchError("dispatch without a pipeline")
+        kernel = self._pipeline.kernel
+        check_sizes(kernel.name, grid, threads, kernel.max_threads)
         if math.prod(grid) == 0:
             return  # Metal accepts an empty dispatch
-        kernel = self._pipeline.kernel
         used = {
             a.index: self._bound[a.index] for a in kernel.arguments if a.kind == "buffer" and a.index in self._bound
         }

@@ -177,8 +177,8 @@ class Device:
 
     def buffer(self, data_or_length: object, *, label: str = "") -> Buffer:
         """A new buffer: of that many bytes, or with a copy of the data (anything with the buffer protocol)."""
-        if isinstance(data_or_length, (int, np.integer)):
-            return Buffer(self, int(data_or_length), None, label)
+        if isinstance(data_or_length, int):
+            return Buffer(self, data_or_length, None, label)
         data = memoryview(data_or_length)  # type: ignore[arg-type]
         return Buffer(self, data.nbytes, data, label)
 

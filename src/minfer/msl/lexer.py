@@ -40,6 +40,7 @@ _TOKEN = re.compile(
   | (?P<num>\.?\d(?:[eEpP][+-](?=\d)|[\w.]|'(?=\w))*)
   | (?P<str>"(?:\\.|[^"\\\n])*")
   | (?P<chr>'(?:\\.|[^'\\\n])+')
+  | (?P<open>/\*)
   | (?P<op>\.\.\.|<<=|->\*|::|->|\+\+|--|<<|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|\#\#|[-+*/%&|^~!=<>?:;,.(){}\[\]\#@])""",
     re.VERBOSE | re.DOTALL,
 )
@@ -60,9 +61,11 @@ def tokenize(text: str, file: str) -> list[list[Token]]:
     while pos < end:
         m = match(text, pos)
         if m is None:
-            what = {"/": "a comment that is not closed", '"': "a string that is not closed"}.get(text[pos], "")
-            raise SourceError(what or f"unexpected character {text[pos]!r}", file, line)
+            what = "a string that is not closed" if text[pos] == '"' else f"unexpected character {text[pos]!r}"
+            raise SourceError(what, file, line)
         kind = m.lastgroup or ""
+        if kind == "open":
+            raise SourceError("a comment that is not closed", file, line)
         pos = m.end()
         if kind == "nl":
             if current:

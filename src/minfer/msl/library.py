@@ -123,9 +123,10 @@ class Library:
 
         Raises MslError for an unknown kernel or constant, and for a constant that the kernel needs and is not given.
         """
-        return Kernel(self, self._key(name, constants or {}))
+        return Kernel(self, self.key(name, constants or {}))
 
-    def _key(self, name: str, constants: Mapping[str | int, Value]) -> Key:
+    def key(self, name: str, constants: Mapping[str | int, Value]) -> Key:
+        """What a compiled kernel is kept under: its name and the constants it may read, sorted. Raises as `kernel`."""
         if name not in self.unit.instances:
             known = ", ".join(list(self.unit.instances)[:8])
             raise MslError(f"no kernel {name!r} in {self.name}; it has {len(self.unit.instances)}: {known} ...")
@@ -152,7 +153,7 @@ class Library:
 
     def prepare(self, wanted: Iterable[tuple[str, Mapping[Any, Value]]], mode: str = "fast") -> None:
         """Build several (kernel, constants) in one compilation: much cheaper than one by one."""
-        self._build([self._key(name, constants) for name, constants in wanted], mode)
+        self._build([self.key(name, constants) for name, constants in wanted], mode)
 
     def translate(self, name: str, constants: Mapping[str | int, Value] | None = None, mode: str = "fast") -> str:
         """The C++ text of one kernel's translation unit. Constants that are not given have no value here."""

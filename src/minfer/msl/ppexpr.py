@@ -56,7 +56,7 @@ class _Parser:
 
     def ternary(self) -> int:
         self.depth += 1
-        if self.depth > 200:
+        if self.depth > 40:
             raise self.fail("constant expression is nested too deep")
         condition = self.binary(0)
         if self.peek() == "?":

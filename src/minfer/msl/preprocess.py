@@ -59,7 +59,7 @@ PREDEFINED = {
     "__HAVE_SIMDGROUP__": "1",
     "__HAVE_SIMDGROUP_REDUCTION__": "1",
 }
-MAX_INCLUDE_DEPTH, MAX_TOKENS = 64, 8_000_000
+MAX_INCLUDE_DEPTH, MAX_TOKENS, MAX_EXPANSIONS = 64, 2_000_000, 300_000
 
 
 @dataclass(slots=True)
@@ -272,7 +272,7 @@ class Preprocessor:
                     out.append(t)
                 continue
             self.count += 1
-            if self.count > MAX_TOKENS:
+            if self.count > MAX_EXPANSIONS:
                 raise t.error("macro expansion does not come to an end")
             if macro.params is None:
                 body = self._substitute(macro, {}, t)
