@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from cuda_cases import CASES, FOLDER, Case, error
 
 from minfer.msl import CompileError, Library, ToolError, nvrtc
+from minfer.msl.__main__ import main
 from minfer.msl.emit_cuda import emit_cuda, entry
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ARCHS = ("sm_80", "sm_90")
 
@@ -113,3 +119,15 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
             nvrtc.library()
     finally:
         nvrtc.library.cache_clear()
+
+
+def test_check_compiles_for_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "k.metal"
+    body = "constant half H [[function_constant(0)]];\nkernel void k(device float * x [[buffer(0)]], "
+    body += "device half * h [[buffer(1)]])"
+    file.write_text(HEAD + body + " { x[0] = x[1] > 0 ? float(h[0]) : 1.0f + H; }")
+    assert main(["check", str(file), "--cuda", "sm_80"]) == 0
+    assert "sm_80: a cubin of" in capsys.readouterr().out
+    file.write_text(HEAD + body + " { x[0] = x[1] > 0 ? h[0] : x[2]; }")  # what the software device takes
+    assert main(["check", str(file), "--cuda", "sm_80"]) == 2
+    assert 'k.metal(4): error: ambiguous "?" operation' in capsys.readouterr().err
