@@ -66,12 +66,12 @@ def test_no_space_or_attribute_is_left() -> None:
 
 
 def test_arguments_are_in_order_of_their_slots() -> None:
-    source = """kernel void k(device float * x [[buffer(9)]], threadgroup float * t [[threadgroup(2)]],
-                constant int & n [[buffer(0)]], threadgroup float * s [[threadgroup(0)]],
+    source = """kernel void k(device float * x [[buffer(16)]], threadgroup float * t [[threadgroup(2)]],
+                constant int & n [[buffer(3)]], threadgroup float * s [[threadgroup(0)]],
                 uint i [[thread_position_in_grid]]) { t[i] = x[i]; s[i] = n; }"""
     unit = Library(HEAD + source).unit
     slots = entry(unit.kernels["k"])
-    assert (slots.buffers, slots.threadgroup) == ((0, 9), (0, 2))
+    assert (slots.buffers, slots.threadgroup) == ((3, 16), (0, 2))
 
 
 def test_launch_bounds_come_from_the_kernel() -> None:
