@@ -143,7 +143,13 @@ def halves(rng: np.random.Generator) -> tuple[list[Array | None], dict[int, Arra
             np.float16(np.float16(x * np.float16(1)) + y * np.float16(2)) + np.float16(1) * y
         ) + x * np.float16(0)
         f = np.stack(
-            [f32(x * np.float16(2)) + b, s + wide, np.where(x < y, 1, np.where(x == y, 0, -1)), f32(dots)], axis=1
+            [
+                f32(x * np.float16(2)) + b,
+                s + np.where(b > 0, wide, b),
+                np.where(x < y, 1, np.where(x == y, 0, -1)),
+                f32(dots),
+            ],
+            axis=1,
         )
     return [a, b, np.zeros((64, 6), np.float16), np.zeros((64, 3), np.uint16), np.zeros((64, 4), np.float32)], {
         2: h, 3: bf16_bits(g), 4: f32(f),

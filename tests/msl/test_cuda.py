@@ -128,6 +128,20 @@ def test_check_compiles_for_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[
     file.write_text(HEAD + body + " { x[0] = x[1] > 0 ? float(h[0]) : 1.0f + H; }")
     assert main(["check", str(file), "--cuda", "sm_80"]) == 0
     assert "sm_80: a cubin of" in capsys.readouterr().out
-    file.write_text(HEAD + body + " { x[0] = x[1] > 0 ? h[0] : x[2]; }")  # what the software device takes
+    file.write_text(HEAD + body + " { int i = h[0]; x[0] = i; }")  # what only the software device takes
     assert main(["check", str(file), "--cuda", "sm_80"]) == 2
-    assert 'k.metal(4): error: ambiguous "?" operation' in capsys.readouterr().err
+    assert "k.metal(4): error: no suitable conversion function" in capsys.readouterr().err
+
+
+def test_a_conditional_of_half_and_float_is_a_float() -> None:
+    source = """kernel void k(device float * x [[buffer(0)]], device half * h [[buffer(1)]],
+        device bfloat * b [[buffer(2)]]) {
+        const float y = x[0];
+        x[0] = y > 0 ? h[0] : y;
+        x[1] = y > 1 ? 1.0f : y > 2 ? h[1] : (y > 3 ? y * 2 : b[0]);
+        x[2] = y > 4 ? 0.5h : x[3];
+        device half * p = y > 5 ? h : 0;
+        p[0] = y > 6 ? h[2] : h[3];
+    }"""
+    unit = Library(HEAD + source, name="k.metal").unit
+    assert nvrtc.module(unit, [("k", {})], "sm_80").cubin[:4] == b"\x7fELF"

@@ -159,5 +159,14 @@ def module(unit: Unit, wanted: Sequence[tuple[str, Mapping[str, Value]]], arch: 
             instance, symbol = unit.instances[name], f"msl_k{len(entries)}"
             entries[name, key] = symbol, entry(instance.kernel)
             plan.setdefault(key, []).append((symbol, instance))
-    text = emit_cuda(unit, [(dict(key), instances) for key, instances in plan.items()])
-    return Module(arch, compile_cubin(text, arch), entries)
+    variants = [(dict(key), instances) for key, instances in plan.items()]
+    places: frozenset[tuple[str, int]] = frozenset()
+    while True:
+        try:
+            return Module(arch, compile_cubin(emit_cuda(unit, variants, places), arch), entries)
+        except CompileError as fault:  # `c ? half : float` is no error in Metal: those places are written otherwise
+            found = re.findall(r'^(.+)\((\d+)\): error: ambiguous "\?"', str(fault), re.MULTILINE)
+            more = frozenset((file, int(line)) for file, line in found) - places
+            if not more:
+                raise
+            places |= more

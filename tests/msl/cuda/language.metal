@@ -70,7 +70,7 @@ kernel void halves(device const half * a [[buffer(0)]], device const float * b [
     g[i * 3 + 1] = t;
     g[i * 3 + 2] = bfloat(1) / s;
     f[i * 4] = x * 2 + b[i];
-    f[i * 4 + 1] = float(s) + x;
+    f[i * 4 + 1] = float(s) + (b[i] > 0 ? x : b[i]);
     f[i * 4 + 2] = x < y ? 1 : x == y ? 0 : -1;
     f[i * 4 + 3] = dot(half4(x, y, 1, x), half4(1, 2, y, 0));
 }

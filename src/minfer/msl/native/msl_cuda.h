@@ -3,7 +3,7 @@
 // warp. The translated source stands in a namespace within metal, so Metal's names hide CUDA's (float4, exp, min, ...).
 //
 // Every sum has the order that the software device uses, so that the two differ only where their math functions do.
-// One limit: `half` is a class here, so `c ? a_half : a_float` is ambiguous and needs a cast; it is refused, not misread.
+// Half is a class here, so `c ? a_half : a_float` is ambiguous; the translator then writes msl_cuda::arm (see below).
 #pragma once
 
 #define MSL_FN __device__ __forceinline__
@@ -405,6 +405,13 @@ MSL_FN void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_s
 // ---- kernel arguments: conversions, so that an entry point need not know a parameter's (perhaps dependent) type
 
 namespace msl_cuda {
+template <class T> constexpr bool is_narrow = metal::is_same_v<T, half> || metal::is_same_v<T, bfloat>;
+template <class T> using plain = metal::remove_cv_t<metal::remove_reference_t<T>>;
+// An arm of a conditional: a half or bfloat beside a float becomes one, anything else is itself.
+template <class Other, class T> MSL_FN constexpr decltype(auto) arm(T &&x) {
+    if constexpr (is_narrow<plain<T>> && metal::is_same_v<plain<Other>, float>) return x.wide();
+    else return static_cast<T &&>(x);
+}
 extern __shared__ __align__(16) unsigned char dynamic_memory[];
 struct Pointer {
     void *at;
