@@ -175,7 +175,9 @@ def build(
             obj = f"{file}.o"
             _run(compiler, [*flags, "-I", str(NATIVE), "-c", file, "-o", obj], work)
             objects.append(obj)
-        last = ["-shared", "-pthread", *objects, "-o", "out.so", "-Wl,--as-needed"]
+        # Zig would link undefined-behaviour handlers of its own, which abort, in place of ours.
+        zig = ["-O2", "-fno-sanitize=undefined"] if compiler.kind == "zig" else []
+        last = [*zig, "-shared", "-pthread", *objects, "-o", "out.so", "-Wl,--as-needed"]
         if soname:
             last.append(f"-Wl,-soname,{target.name}")
         if link:
