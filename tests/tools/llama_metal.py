@@ -180,8 +180,13 @@ def main() -> int:
         passed, failed = passed + ok, failed + (not ok)
         kernels |= {launch.kernel for launch in case.launches} if ok else set()
         print(f"{'ok' if ok else 'FAILED':6} {case.name:50} {how}", flush=True)
-    print(f"\n{len(kernels)} different kernels agree with numpy ({time.monotonic() - start:.0f} s)")
-    print("run in lockstep, for the lines where they rely on it:\n" + "".join(f"  {line}\n" for line in in_lockstep))
+    cpu = sum(os.times()[:4])
+    print(f"\n{len(kernels)} different kernels agree with numpy")
+    print(f"{time.monotonic() - start:.0f} s, {cpu:.0f} s of processor time")
+    if in_lockstep:
+        print(
+            "run in lockstep, for the lines where they rely on it:\n" + "".join(f"  {line}\n" for line in in_lockstep)
+        )
     print(f"{passed} passed, {failed} failed")
     return int(failed > 0)
 
