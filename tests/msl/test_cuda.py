@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ARCHS = ("sm_80", "sm_90")
+needs_nvrtc = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -29,6 +31,7 @@ def test_cases_are_right_on_the_software_device(case: Case) -> None:
         assert error(got, expected, case.each) <= case.tolerance, slot
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("file", sorted({c.file for c in CASES}))
 def test_every_construct_compiles(file: str, arch: str) -> None:
@@ -85,6 +88,7 @@ def test_constants_are_baked_in() -> None:
     assert "{ return (int)(5ll); }" in text_of(source, {"N": 5})
 
 
+@needs_nvrtc
 def test_an_error_names_the_metal_line() -> None:
     source = HEAD + "kernel void k(device float * x [[buffer(0)]]) {\n  x[0] = undefined_name;\n}"
     unit = Library(source, name="wrong.metal").unit
@@ -92,6 +96,7 @@ def test_an_error_names_the_metal_line() -> None:
         nvrtc.module(unit, [("k", {})], "sm_80")
 
 
+@needs_nvrtc
 def test_unknown_architectures_are_refused() -> None:
     unit = Library(HEAD + "kernel void k(device float * x [[buffer(0)]]) { x[0] = 1; }").unit
     with pytest.raises(ToolError, match="is no GPU architecture"):
@@ -100,6 +105,7 @@ def test_unknown_architectures_are_refused() -> None:
         nvrtc.module(unit, [("k", {})], "sm_12")
 
 
+@needs_nvrtc
 def test_a_cubin_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     unit = Library(HEAD + "kernel void kept(device float * x [[buffer(0)]]) { x[0] = 3; }").unit
     first = nvrtc.module(unit, [("kept", {})], "sm_80")
@@ -121,6 +127,7 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
         nvrtc.library.cache_clear()
 
 
+@needs_nvrtc
 def test_check_compiles_for_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "k.metal"
     body = "constant half H [[function_constant(0)]];\nkernel void k(device float * x [[buffer(0)]], "
@@ -133,6 +140,7 @@ def test_check_compiles_for_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "k.metal(4): error: no suitable conversion function" in capsys.readouterr().err
 
 
+@needs_nvrtc
 def test_a_conditional_of_half_and_float_is_a_float() -> None:
     source = """kernel void k(device float * x [[buffer(0)]], device half * h [[buffer(1)]],
         device bfloat * b [[buffer(2)]]) {
