@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from llama_launch import Case, Launch, Maker, keep, shape, up
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

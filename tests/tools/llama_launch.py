@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 if TYPE_CHECKING:
