@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from minfer.errors import UnsupportedError
@@ -25,11 +26,18 @@ def _simulator(kv_format: str) -> Backend:
     return GpuBackend(SimulatorDevice(), kv_format)
 
 
-DEVICES: dict[str, Callable[[str], Backend]] = {"reference": _reference, "simulator": _simulator}
+def _metal(kv_format: str) -> Backend:
+    from minfer.backends.gpu.backend import GpuBackend
+    from minfer.backends.gpu.devices.metal import MetalDevice
+
+    return GpuBackend(MetalDevice(), kv_format)
+
+
+DEVICES: dict[str, Callable[[str], Backend]] = {"metal": _metal, "reference": _reference, "simulator": _simulator}
 
 #: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
 #: the simulator, is taken when it is asked for by name.
-AUTO = ("reference",)
+AUTO = ("metal", "reference") if sys.platform == "darwin" else ("reference",)
 
 
 def open_backend(device: str, kv_format: str) -> Backend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,14 +215,12 @@ def place(arch: Transformer, device: str, kv_format: str) -> Placement:
     reasons = []
     for name in AUTO if device == "auto" else (device,):
         placement = Placement.whole(name, arch.n_layer)
-        backend = open_backend(name, kv_format)
         try:
-            assign(arch.build(GraphParams(1, 1, placement, kv_format)), {name: backend})
+            with contextlib.closing(open_backend(name, kv_format)) as backend:
+                assign(arch.build(GraphParams(1, 1, placement, kv_format)), {name: backend})
             return placement
         except UnsupportedError as error:
             if device != "auto":
                 raise
             reasons.append(f"{name}: {error}")
-        finally:
-            backend.close()
     raise UnsupportedError("no device here runs this model:\n  " + "\n  ".join(reasons))
