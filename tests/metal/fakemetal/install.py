@@ -126,7 +126,7 @@ def installed(runtime: Runtime, *, strict: bool = True) -> Iterator[Runtime]:
         if runtime.errors:
             raise runtime.errors[0]
         held = sorted(
-            f"{i.owner} ({i.count})" for i in runtime.alive if i.count > 0 and not getattr(i, "shared", False)
+            f"{i.owner} ({i.count})" for i in runtime.alive if not i.shared
         )
         if held:
             raise runtime.fail(f"never released: {', '.join(held)}")

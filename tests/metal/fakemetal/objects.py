@@ -304,12 +304,14 @@ class SharedEvent(Instance):
         self.software = runtime.software.shared_event()
 
     def signaledValue(self) -> int:
+        self.runtime.drain()
         return int(self.software.signaled_value)
 
     def waitUntilSignaledValue_timeoutMS_(self, value: int, timeout: int) -> bool:
         if timeout > 600_000:
             raise self.runtime.fail(f"a wait of {timeout} ms is not bounded")
-        # What has not happened never will: commands run when they are committed. So a test need not sit and wait.
+        self.runtime.drain()
+        # What has not happened by now never will, so a test need not sit and wait.
         return bool(self.software.wait_until_signaled(value, 0))
 
 
@@ -377,10 +379,10 @@ class CommandBuffer(Instance):
         self.software = queue.software.command_buffer()
         self.open: Encoder | None = None
         self.used: list[Instance] = []
-        self.waits_for: tuple[Any, int] | None = None
+        self.signals: tuple[Any, int] | None = None
         self.committed = False
         self.failed: Error | None = None
-        self.hung = False
+        self.number = 0
         self._late = queue.runtime.faults.late_status
 
     def use(self, instance: Instance) -> None:
@@ -408,7 +410,7 @@ class CommandBuffer(Instance):
         if self.open is not None or self.committed:
             raise self.runtime.fail("an event is signaled between encoders, before the commit")
         self.use(event.instance)
-        self.waits_for = (event.instance.software, value)
+        self.signals = (event.instance.software, value)
 
     def commit(self) -> None:
         if self.open is not None:
@@ -416,32 +418,33 @@ class CommandBuffer(Instance):
         if self.committed:
             raise self.runtime.fail("a command buffer is committed twice")
         self.committed = True
+        self.runtime.committed += 1
+        self.number = self.runtime.committed
+        self.runtime.in_flight.append(self.retain())
+
+    def run(self) -> None:
+        """What the GPU does, as late as the host can tell: when it asks. Raises where the commands are wrong."""
         runtime, faults = self.runtime, self.runtime.faults
-        runtime.committed += 1
-        if runtime.committed == faults.hang_at:
-            self.hung = True
-            return
-        if runtime.committed == faults.fail_at:
+        if self.number == faults.fail_at:
             self.failed = Error(runtime, "MTLCommandBufferErrorDomain", faults.fail_code, faults.fail_text)
-            if faults.fail_signals and self.waits_for:
-                self.waits_for[0].signaled_value = self.waits_for[1]
+            self.failed.shared = True
+            if faults.fail_signals and self.signals:
+                self.signals[0].signaled_value = self.signals[1]
         else:
-            if self.waits_for:
-                self.software.encode_signal_event(*self.waits_for)
+            if self.signals:
+                self.software.encode_signal_event(*self.signals)
             self.software.commit()
             if self.software.error is not None:
-                error = self.software.error
-                if isinstance(error, LaunchError):
-                    raise runtime.fail(f"the GPU would fault: {error}")
-                raise error
+                raise runtime.fail(f"the GPU would fault: {self.software.error}") from self.software.error
         for instance in self.used:
             instance.release()
         self.used = []
 
     def status(self) -> int:
+        self.runtime.drain()
         if self.failed:
             return 5
-        if not self.committed or self.hung:
+        if not self.committed or self.number == self.runtime.faults.hang_at:
             return 2 if self.committed else 0
         if self._late:
             self._late -= 1
@@ -597,6 +600,7 @@ class IndirectCommandBuffer(Instance):
 
 class IndirectCommand(Instance):
     owner = "MTLIndirectComputeCommand"
+    shared = True
 
     def __init__(self, runtime: Runtime, software: commands.IndirectCommand) -> None:
         super().__init__(runtime)

@@ -61,7 +61,7 @@ class Runtime:
         self.software: Device = SoftwareDevice()
         self.messages: Counter[str] = Counter()
         self.errors: list[ContractError] = []
-        self.alive: weakref.WeakSet[Instance] = weakref.WeakSet()
+        self.alive: set[Instance] = set()
         self.checked: set[str] = set()
         self.checked_version: Version = FLOOR
         self.metadata: dict[str, dict[str, Any]] = {}
@@ -70,12 +70,26 @@ class Runtime:
         self.residency: list[Instance] = []
         self.captures: list[str] = []
         self.device: Instance | None = None
+        self.in_flight: list[Any] = []
 
     def fail(self, text: str) -> ContractError:
         """A finding: raised here, and kept for the end of the test should somebody catch it."""
         error = ContractError(text)
         self.errors.append(error)
         return error
+
+    def shuffle(self, seed: int) -> None:
+        """Launches that no barrier orders run in any order from now on."""
+        from minfer.msl.recording import Run
+
+        self.software.run = Run(order="shuffled", seed=seed)
+
+    def drain(self) -> None:
+        """Run what was committed, in order, up to one that never ends."""
+        while self.in_flight and self.in_flight[0].number != self.faults.hang_at:
+            buffer = self.in_flight.pop(0)
+            buffer.run()
+            buffer.release()
 
     def sent(self) -> int:
         return sum(self.messages.values())
@@ -262,6 +276,7 @@ class Instance:
     """An Objective-C object: born with one reference, gone at none."""
 
     owner = ""
+    shared = False  # kept by another object for as long as that lives
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -279,6 +294,7 @@ class Instance:
         self.check_alive()
         self.count -= 1
         if not self.count:
+            self.runtime.alive.discard(self)
             self.dealloc()
 
     def dealloc(self) -> None:
@@ -370,7 +386,7 @@ def _hand_out(runtime: Runtime, instance: Instance, owned: bool, known: bool) ->
     if owned:
         if known:
             instance.release()  # the proxy takes over the reference that came with the object
-    elif fresh and instance.count == 2 and not getattr(instance, "shared", False):
+    elif fresh and instance.count == 2 and not instance.shared:
         runtime.autorelease(instance)
     return proxy
 

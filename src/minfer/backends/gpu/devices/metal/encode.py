@@ -93,9 +93,8 @@ class Replay:
         descriptor.setCommandTypes_(metal.MTLIndirectCommandTypeConcurrentDispatch)
         descriptor.setInheritBuffers_(False)
         descriptor.setInheritPipelineState_(False)
-        descriptor.setMaxKernelBufferBindCount_(
-            1 + max((b.slot for step in self._steps for b in step.bound), default=0)
-        )
+        last = max((b.slot for step in self._steps for b in step.bound), default=0)
+        descriptor.setMaxKernelBufferBindCount_(last + 1)
         self._commands = device.made(
             device.gpu.newIndirectCommandBufferWithDescriptor_maxCommandCount_options_(
                 descriptor, len(self._steps), metal.MTLResourceStorageModeShared
