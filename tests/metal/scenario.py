@@ -83,7 +83,9 @@ def exercise(device: Any) -> None:
 
 def load(folder: Path) -> Any:
     """The Metal device's package from a folder, under its own name."""
-    spec = importlib.util.spec_from_file_location(MODULE, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    spec = importlib.util.spec_from_file_location(
+        MODULE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

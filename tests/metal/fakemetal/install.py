@@ -123,10 +123,10 @@ def installed(runtime: Runtime, *, strict: bool = True) -> Iterator[Runtime]:
             delattr(package, "metal")
     if strict:
         gc.collect()
+        if any(view() is not None for view, _ in runtime.stale):
+            raise runtime.fail("memory of a released buffer is still reachable from Python")
         if runtime.errors:
             raise runtime.errors[0]
-        held = sorted(
-            f"{i.owner} ({i.count})" for i in runtime.alive if not i.shared
-        )
+        held = sorted(f"{i.owner} ({i.count})" for i in runtime.alive if not i.shared)
         if held:
             raise runtime.fail(f"never released: {', '.join(held)}")

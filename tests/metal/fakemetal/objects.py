@@ -243,10 +243,7 @@ class Buffer(Instance):
     def dealloc(self) -> None:
         if self.counted:
             self.runtime.allocated -= self.software.length
-            if any(view() is not None for view in self.views):
-                self.runtime.errors.append(
-                    self.runtime.fail("memory of a released buffer is still reachable from Python")
-                )
+            self.runtime.stale += [(view, self.software) for view in self.views if view() is not None]
             self.software.contents()[:] = bytes([POISON]) * self.software.length
 
 

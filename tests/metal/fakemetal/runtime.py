@@ -71,6 +71,7 @@ class Runtime:
         self.captures: list[str] = []
         self.device: Instance | None = None
         self.in_flight: list[Any] = []
+        self.stale: list[tuple[Any, Any]] = []  # views of released buffers, and the (poisoned) memory
 
     def fail(self, text: str) -> ContractError:
         """A finding: raised here, and kept for the end of the test should somebody catch it."""

@@ -341,13 +341,13 @@ class MetalDevice(Device):
 
     def encode(self, steps: Sequence[Step]) -> None:
         self.encoded += 1
-        Direct(self, steps).run()
+        Direct(self, steps, keep=False).run()
 
     def record(self, steps: Sequence[Step]) -> Recording:
         self.recorded += 1
         if steps and len(steps) <= MAX_COMMANDS and self._may_replay():
             return Replay(self, steps)
-        return Direct(self, steps)
+        return Direct(self, steps, keep=True)
 
     def replayable(self) -> str | None:
         """None where replay may be tried unasked, else why not: GPUs before Apple9 need a workaround."""

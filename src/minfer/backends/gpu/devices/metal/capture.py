@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 SUBMISSIONS = 4
 
 
+#: Metal makes one trace at a time: the device that submits first has it.
+_taken: list[object] = []
+
+
 class Capture:
-    """A GPU trace for Xcode of the first submissions, to the path in `MINFER_METAL_CAPTURE`."""
+    """A GPU trace for Xcode of a process's first submissions, to the path in `MINFER_METAL_CAPTURE`."""
 
     def __init__(self, device: MetalDevice) -> None:
         self._path = os.environ["MINFER_METAL_CAPTURE"]
@@ -30,7 +34,7 @@ class Capture:
             )
 
     def start(self) -> None:
-        if not self._left:
+        if not self._left or (_taken and _taken[0] is not self):
             return
         self._left -= 1
         if self._running:
@@ -44,6 +48,7 @@ class Capture:
             started, error = self._manager.startCaptureWithDescriptor_error_(descriptor, None)
             if not started:
                 raise UnsupportedError(f"MINFER_METAL_CAPTURE={self._path}: {error_text(error)}")
+        _taken.append(self)
         self._running = True
 
     def waited(self) -> None:

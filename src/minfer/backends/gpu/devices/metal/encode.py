@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from minfer.backends.gpu.devices.base import Step
-    from minfer.backends.gpu.devices.metal import MetalDevice
+    from minfer.backends.gpu.devices.metal import MetalBuffer, MetalDevice
 
 #: Alignment of an argument struct in the arena of a recording.
 ARGUMENT_ALIGNMENT = 256
@@ -23,29 +23,54 @@ def describe(steps: Sequence[Step]) -> str:
     return f"{len(steps)} launches, {first.node} ({first.kernel}) to {last.node} ({last.kernel})"
 
 
-class Direct:
-    """Steps encoded anew for each run: at most five messages a launch."""
+def arena(device: MetalDevice, steps: Sequence[Step]) -> tuple[MetalBuffer, list[int]]:
+    """The argument structs of all steps in one buffer, and where each lies."""
+    raw, starts = bytearray(), []
+    for step in steps:
+        starts.append(len(raw))
+        raw += step.launch.args
+        raw += bytes(-len(raw) % ARGUMENT_ALIGNMENT)
+    buffer = device.buffer(len(raw), "arguments")
+    device.write(buffer, 0, bytes(raw))
+    return buffer, starts
 
-    def __init__(self, device: MetalDevice, steps: Sequence[Step]) -> None:
+
+def _sizes(step: Step) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+    """Threadgroups of a launch, and threads of each."""
+    return tuple(map(int, step.launch.grid)), (int(step.launch.threads), 1, 1)
+
+
+class Direct:
+    """Steps encoded anew for each run. To `keep` them costs a buffer for their arguments and saves a message a launch:
+    at most four then, five without."""
+
+    def __init__(self, device: MetalDevice, steps: Sequence[Step], *, keep: bool) -> None:
         self._device = device
         self._steps = steps
         self._what = describe(steps)
         self._encoded: list[tuple[Any, ...]] = []
+        self._arena: MetalBuffer | None = None
+        starts = [0] * len(steps)
+        if keep and steps:
+            self._arena, starts = arena(device, steps)
         with device.pool():
-            for step in steps:
-                launch = step.launch
+            for step, start in zip(steps, starts, strict=True):
                 bound = {b.slot: (b.buffer.object, b.offset) for b in step.bound}
-                end = max(bound, default=0)
-                # Slots that this launch leaves out are unbound: nothing of another launch stays in reach.
-                filled = [bound.get(slot, (None, 0)) for slot in range(1, end + 1)]
+                if self._arena:
+                    bound[0] = (self._arena.object, start)
+                first, end = 0 if self._arena else 1, max(bound, default=0) + 1
+                # Slots that a launch leaves out are unbound: nothing of another launch stays in reach.
+                filled = [bound.get(slot, (None, 0)) for slot in range(first, end)]
                 objects, offsets = [f[0] for f in filled], [int(f[1]) for f in filled]
-                pipeline = device.pipeline(launch)
-                sizes = (tuple(map(int, launch.grid)), (int(launch.threads), 1, 1))
-                self._encoded.append((step.barrier, pipeline, launch.args, objects, offsets, (1, end), sizes))
+                args = b"" if self._arena else step.launch.args
+                pipeline = device.pipeline(step.launch)
+                self._encoded.append(
+                    (step.barrier, pipeline, args, objects, offsets, (first, len(filled)), _sizes(step))
+                )
 
     def run(self) -> None:
         if self._steps:
-            self._device.submit(self._encode, self._what, self._steps)
+            self._device.submit(self._encode, self._what, self)
 
     def _encode(self, commands: Any) -> None:
         metal = self._device.metal
@@ -76,13 +101,7 @@ class Replay:
         self._device = device
         self._steps = steps
         self._what = f"replay of {describe(steps)}"
-        raw, starts = bytearray(), []
-        for step in steps:
-            starts.append(len(raw))
-            raw += step.launch.args
-            raw += bytes(-len(raw) % ARGUMENT_ALIGNMENT)
-        self._arena = device.buffer(len(raw), "arguments of a recording")
-        device.write(self._arena, 0, bytes(raw))
+        self._arena, starts = arena(device, steps)
         with device.pool():
             self._record(starts)
 
@@ -114,9 +133,7 @@ class Replay:
                 writes[key] = writes.get(key, False) or b.writes
             if step.barrier:
                 command.setBarrier()
-            command.concurrentDispatchThreadgroups_threadsPerThreadgroup_(
-                tuple(map(int, step.launch.grid)), (int(step.launch.threads), 1, 1)
-            )
+            command.concurrentDispatchThreadgroups_threadsPerThreadgroup_(*_sizes(step))
         self._read = [objects[key] for key, written in writes.items() if not written]
         self._written = [objects[key] for key, written in writes.items() if written]
         # Before Apple9 a pipeline that was never bound to an encoder may not be there when the commands run.

@@ -70,7 +70,7 @@ def _results(device: MetalDevice, *, replay: bool) -> list[Any]:
     """Three runs of a chain of launches, each with inputs of its own: what is in every buffer afterwards."""
     buffers = [device.buffer(4 * N, f"self-test {i}") for i in range(4)]
     steps = _steps(buffers)
-    program = Replay(device, steps) if replay else Direct(device, steps)
+    program = Replay(device, steps) if replay else Direct(device, steps, keep=True)
     results = []
     for run in range(3):
         for i, buffer in enumerate(buffers):
