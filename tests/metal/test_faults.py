@@ -41,10 +41,10 @@ def test_without_pyobjc_asking_for_metal_is_refused() -> None:
 
 
 def test_auto_goes_on_without_metal_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minfer.engine.engine.AUTO", ("metal",))
+    monkeypatch.setattr("minfer.engine.place.AUTO", ("metal",))
     with pytest.raises(UnsupportedError, match="no device here runs this model:\n  metal: device metal: No module"):
         open_engine(PATH, device="auto")
-    monkeypatch.setattr("minfer.engine.engine.AUTO", ("metal", "reference"))
+    monkeypatch.setattr("minfer.engine.place.AUTO", ("metal", "reference"))
     assert open_engine(PATH, device="auto").placement.devices == ("reference",)
 
 
@@ -54,7 +54,7 @@ def test_auto_takes_metal_on_a_mac(mac: Runtime, monkeypatch: pytest.MonkeyPatch
     backends.__spec__.loader.exec_module(automatic)
     assert automatic.AUTO[0] == "metal"
     monkeypatch.undo()
-    monkeypatch.setattr("minfer.engine.engine.AUTO", automatic.AUTO)
+    monkeypatch.setattr("minfer.engine.place.AUTO", automatic.AUTO)
     engine = open_engine(PATH, device="auto")
     assert engine.placement.devices == ("metal",)
     engine.close()

@@ -9,7 +9,6 @@ import pytest
 from fakemetal import Runtime, installed
 
 from helpers import TINY, TINY_MODELS, open_engine
-from minfer.backends.gpu.launch import summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -38,6 +38,8 @@ DEVICES: dict[str, Callable[[str], Backend]] = {"metal": _metal, "reference": _r
 #: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
 #: the simulator, is taken when it is asked for by name.
 AUTO = ("metal", "reference") if sys.platform == "darwin" else ("reference",)
+#: What runs the layers that a GPU does not take.
+HOST = "reference"
 
 
 def open_backend(device: str, kv_format: str) -> Backend:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
+import gpu_cases
 import numpy as np
 import pytest
 
-import gpu_cases
 from minfer import cases
 from minfer.backends.reference import ReferenceBackend
-from minfer.cases import Case
+
+if TYPE_CHECKING:
+    from minfer.cases import Case
 
 CASES = cases.all_cases()
 
@@ -49,11 +52,30 @@ def test_case(case: Case) -> None:
 
 #: One small case or more of each kernel; the whole list is in the slow run. Cases of thousands of rows are for speed.
 QUICK = (
-    "embed/Q4_1", "embed/Q6_K", "embed/F16", "get_rows", "permute/201", "swiglu/33x1", "softmax/33x1", "rms_norm/33x1",
-    "head_norm/80", "rope/neox/partial", "kv_store/q8_0/96x3", "kv_store/f16/96x3", "head_rope_store/norm/q8_0/head64/biased/normed",
-    "attn/map/q8_0/sliding5", "attn/span/f16/full", "attn/sliding3/decode", "attn/sliding16/prefill",
-    "project/norm_qkv/n1", "project/bias/n2", "project/geglu/n5", "project/swiglu/Q4_1/n1", "project/add/n9", "project/swiglu/BF16/n33",
-)  # fmt: skip
+    "embed/Q4_1",
+    "embed/Q6_K",
+    "embed/F16",
+    "get_rows",
+    "permute/201",
+    "swiglu/33x1",
+    "softmax/33x1",
+    "rms_norm/33x1",
+    "head_norm/80",
+    "rope/neox/partial",
+    "kv_store/q8_0/96x3",
+    "kv_store/f16/96x3",
+    "head_rope_store/norm/q8_0/head64/biased/normed",
+    "attn/map/q8_0/sliding5",
+    "attn/span/f16/full",
+    "attn/sliding3/decode",
+    "attn/sliding16/prefill",
+    "project/norm_qkv/n1",
+    "project/bias/n2",
+    "project/geglu/n5",
+    "project/swiglu/Q4_1/n1",
+    "project/add/n9",
+    "project/swiglu/BF16/n33",
+)
 LONG = ("/constant_v/",)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import gpu_cases
 import numpy as np
 import pytest
 
@@ -15,8 +16,6 @@ from minfer.backends.gpu.devices.simulator import SimulatorDevice
 from minfer.backends.gpu.launch import barriers, prove_ordered
 from minfer.graph.fuse import FUSIONS
 from minfer.quants import FORMATS
-
-import gpu_cases
 
 if TYPE_CHECKING:
     from minfer.backends.gpu.launch import Launch
@@ -171,7 +170,7 @@ def test_a_matrix_vector_product_reads_each_weight_byte_once(type_: str) -> None
 
 
 def test_a_decode_step_reads_weights_and_window_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Total bytes from weight and KV buffers: at most 1.05 of the weights used and the rows in the window, each once."""
+    """Bytes from matrices and KV buffers: at most 1.05 of the matrices and the rows in the window, each once."""
     devices = []
 
     def checked(kv_format: str) -> GpuBackend:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from minfer.backends.gpu.devices import simulator
@@ -15,6 +14,8 @@ from minfer.msl.library import Library as SoftwareLibrary
 from .runtime import Instance, MTLSize, Runtime, VarList
 
 if TYPE_CHECKING:
+    import weakref
+
     from minfer.msl import commands
     from minfer.msl.device import Buffer as SoftwareBuffer
 

@@ -48,9 +48,7 @@ class Struct:
     @property
     def msl(self) -> str:
         """The declaration in MSL, with its size asserted."""
-        lines = "\n".join(
-            f"    {kind} {name}{f'[{count}]' if count > 1 else ''};" for kind, name, count in self.fields
-        )
+        lines = "\n".join(f"    {kind} {name}{f'[{count}]' if count > 1 else ''};" for kind, name, count in self.fields)
         return f'struct {self.name} {{\n{lines}\n}};\nstatic_assert(sizeof({self.name}) == {self.nbytes}, "size");\n'
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
 from minfer.backends.gpu.devices.base import Bound, Step
 from minfer.backends.gpu.inputs import RowCheck, row_checks
-from minfer.backends.gpu.launch import Launch, Ref, barriers, prove_ordered
+from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
 from minfer.backends.gpu.lower import Context, Region, lower, unsupported
 from minfer.backends.gpu.weights import register
 from minfer.errors import NumericsError, RequestError
@@ -40,7 +40,7 @@ class Memory:
 
 
 class GpuBackend(Backend):
-    """Runs splits on a device. Counts what it does: `lowered` splits, `encoded` and `recorded` programs are the device's."""
+    """Runs splits on a device; `lowered` counts the splits that were turned into launches."""
 
     def __init__(self, device: Device, kv_format: str = "f32", name: str | None = None) -> None:
         self.device = device
@@ -128,6 +128,9 @@ class GpuBackend(Backend):
         self.lowered += 1
         return context, launches
 
+    def launches(self, plan: Plan, split: Split) -> LaunchList:
+        return LaunchList(tuple(self.lower(plan, split)[1]))
+
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Memory]) -> GpuProgram:
         context, launches = self.lower(plan, split)
         fences = barriers(launches)
@@ -139,9 +142,7 @@ class GpuBackend(Backend):
         for name, nbytes in context.scratch.items():
             if name not in self._scratch or self._scratch[name].nbytes < nbytes:
                 self._scratch[name] = self.allocate(nbytes, f"scratch {name}")
-        pool = {
-            slot.buffer: buffers(index) for (index, device), slot in plan.slots.items() if device == self.name
-        }
+        pool = {slot.buffer: buffers(index) for (index, device), slot in plan.slots.items() if device == self.name}
 
         def resolve(ref: Ref) -> tuple[Any, int]:
             if ref.space == "pool":
@@ -163,7 +164,7 @@ class GpuBackend(Backend):
                 bound.append(Bound(b.slot, handle, offset, b.start, b.end, b.access != "write", b.writes))
             steps.append(Step(launch, tuple(bound), fence))
         checks = row_checks(plan, split, shapes=context.regions, buffers=buffers)
-        return GpuProgram(self.device, tuple(steps), checks)
+        return GpuProgram(self, tuple(steps), checks)
 
     def _values(self, weight: Weight) -> npt.NDArray[np.float32]:
         if self._tensors is None:
@@ -185,16 +186,32 @@ class GpuBackend(Backend):
 class GpuProgram:
     """The launches of a split with their buffers. Encoded directly the first time, recorded on the second run."""
 
-    def __init__(self, device: Device, steps: tuple[Step, ...], checks: tuple[RowCheck, ...]) -> None:
-        self.device = device
+    def __init__(self, backend: GpuBackend, steps: tuple[Step, ...], checks: tuple[RowCheck, ...]) -> None:
+        self.backend = backend
+        self.device = backend.device
         self.steps = steps
         self.checks = checks
         self._ran = False
         self._recording: Recording | None = None
 
     def run(self) -> None:
+        if (profile := self.backend.profile) is None:
+            self._check()
+            self._submit()
+            return
+        name = self.backend.name
+        with profile.measure(f"{name}: row checks"):
+            self._check()
+        with profile.measure(f"{name}: {'replay' if self._recording else 'encode'}"):
+            self._submit()
+        with profile.measure(f"{name}: wait"):
+            self.device.synchronize()
+
+    def _check(self) -> None:
         for check in self.checks:
             check()
+
+    def _submit(self) -> None:
         if not self._ran:
             self.device.encode(self.steps)
             self._ran = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,8 @@ from minfer.errors import RequestError
 from minfer.graph import ir
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from minfer.backends.gpu.lower import Region
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minfer.backends.gpu.args import STRUCTS
 from minfer.errors import GraphError
 
-Constant = int | float | bool
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Constant = int | bool
 Access = Literal["read", "write", "both"]
 Space = Literal["pool", "weight", "k", "v", "table", "scratch"]
 
@@ -139,30 +141,36 @@ def prove_ordered(launches: Sequence[Launch], fences: Sequence[bool]) -> None:
                 )
 
 
-def summary(launches: Sequence[Launch]) -> Mapping[str, int]:
-    """Totals of a plan: launches, barriers, bytes and flops."""
-    return {
-        "launches": len(launches),
-        "barriers": sum(barriers(launches)),
-        "bytes": sum(launch.bytes for launch in launches),
-        "flops": sum(launch.flops for launch in launches),
-    }
+@dataclass(frozen=True, slots=True)
+class LaunchList:
+    """The launches of a split, to be printed. `|` in the table marks a barrier before a launch."""
 
+    launches: tuple[Launch, ...]
 
-def table(launches: Sequence[Launch]) -> str:
-    """The launches as text, a line each; `|` marks a barrier before."""
-    fences = barriers(launches)
-    rows = [("", "node", "kernel", "constants", "grid", "threads", "bytes", "flops")]
-    for launch, fence in zip(launches, fences, strict=True):
-        constants = " ".join(f"{name}={value}" for name, value in launch.constants)
-        grid = "x".join(map(str, launch.grid))
-        numbers = (str(launch.threads), f"{launch.bytes:,}", f"{launch.flops:,}")
-        rows.append(("|" if fence else "", launch.node, launch.kernel, constants, grid, *numbers))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    total = summary(launches)
-    lines.append("")
-    lines.append(
-        f"{total['launches']} launches, {total['barriers']} barriers, {total['bytes']:,} bytes, {total['flops']:,} flops"
-    )
-    return "\n".join(lines)
+    def totals(self) -> dict[str, int]:
+        return {
+            "launches": len(self.launches),
+            "barriers": sum(barriers(self.launches)),
+            "bytes": sum(launch.bytes for launch in self.launches),
+            "flops": sum(launch.flops for launch in self.launches),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        fences = barriers(self.launches)
+        edges = hazards(self.launches)
+        listed = [
+            {**launch.to_json(), "barrier": fence, "after": list(after)}
+            for launch, fence, after in zip(self.launches, fences, edges, strict=True)
+        ]
+        return {"launches": listed, "totals": self.totals()}
+
+    def table(self) -> str:
+        rows = [("", "node", "kernel", "constants", "grid", "threads", "bytes", "flops")]
+        for launch, fence in zip(self.launches, barriers(self.launches), strict=True):
+            constants = " ".join(f"{name}={value:d}" for name, value in launch.constants)
+            numbers = (str(launch.threads), f"{launch.bytes:,}", f"{launch.flops:,}")
+            grid = "x".join(map(str, launch.grid))
+            rows.append(("|" if fence else "", launch.node, launch.kernel, constants, grid, *numbers))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, "", ", ".join(f"{count:,} {name}" for name, count in self.totals().items())])

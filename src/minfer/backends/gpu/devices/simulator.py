@@ -23,7 +23,7 @@ from minfer.msl.recording import Recording as NativeRecording
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from minfer.backends.gpu.launch import Launch
+    from minfer.backends.gpu.launch import Constant, Launch
     from minfer.msl.checks import Report
 
 #: Offset alignment of an argument struct in the arena that holds those of a list of launches.
@@ -169,5 +169,5 @@ class SimulatorDevice(Device):
 
 
 @cache
-def _kernel(family: str, name: str, constants: tuple[tuple[str, int | float | bool], ...]) -> Kernel:
+def _kernel(family: str, name: str, constants: tuple[tuple[str, Constant], ...]) -> Kernel:
     return library(family).kernel(name, dict(constants))

@@ -132,7 +132,7 @@ kernel void attention(constant attn_args & a [[buffer(0)]], device const float *
         for (uint i = lane; i < head_dim; i += SIMD) {
             float s = 0;
             for (uint k = 0; k < sharing; k++) s += queries[k * head_dim + i];
-            if (is_whole) y[(ulong(query) * a.n_head + head) * head_dim + i] = total[g] > 0 ? s / total[g] : 0.0f;
+            if (is_whole) y[(ulong(query) * a.n_head + head) * head_dim + i] = total[g] == 0 ? 0.0f : s / total[g];
             if (is_split) parts[((ulong(query) * a.n_head + head) * n_splits + tg.z) * (head_dim + 2) + i] = s;
         }
         if (is_split && lane < 2)
@@ -146,7 +146,7 @@ template [[host_name("attention_g4")]] kernel attention_t attention<4>;
 template [[host_name("attention_g8")]] kernel attention_t attention<8>;
 
 // y (head_dim, n_head, n) from parts (head_dim + 2, n_splits, n_head, n). Grid: x, heads; y, queries. 32 threads.
-// Splits without rows have a max of -inf and count nothing; a query without rows gives zeros.
+// Splits without rows have a sum of 0 and count nothing; a query without rows gives zeros. A NaN is kept: it is no 0.
 kernel void attention_combine(constant attn_args & a [[buffer(0)]], device const float * parts [[buffer(1)]],
                               device float * y [[buffer(2)]], uint2 tg [[threadgroup_position_in_grid]],
                               uint lane [[thread_index_in_simdgroup]]) {
@@ -156,11 +156,11 @@ kernel void attention_combine(constant attn_args & a [[buffer(0)]], device const
     float top = -INFINITY, total = 0;
     for (uint s = 0; s < n_splits; s++) top = max(top, own[s * size + head_dim]);
     for (uint s = 0; s < n_splits; s++)
-        if (own[s * size + head_dim + 1] > 0) total += own[s * size + head_dim + 1] * exp(own[s * size + head_dim] - top);
+        if (own[s * size + head_dim + 1] != 0) total += own[s * size + head_dim + 1] * exp(own[s * size + head_dim] - top);
     for (uint i = lane; i < head_dim; i += SIMD) {
         float sum = 0;
         for (uint s = 0; s < n_splits; s++)
-            if (own[s * size + head_dim + 1] > 0) sum += own[s * size + i] * exp(own[s * size + head_dim] - top);
-        y[head * head_dim + i] = total > 0 ? sum / total : 0.0f;
+            if (own[s * size + head_dim + 1] != 0) sum += own[s * size + i] * exp(own[s * size + head_dim] - top);
+        y[head * head_dim + i] = total == 0 ? 0.0f : sum / total;
     }
 }

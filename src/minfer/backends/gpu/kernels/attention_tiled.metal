@@ -77,7 +77,7 @@ kernel void attention_tiled(constant attn_args & a [[buffer(0)]], device const f
         float sum = 0;
         for (uint i = 0; i < 16; i++) {
             const float score = scores[row * TILE + 16 * part + i];
-            const float weight = score > -INFINITY ? exp(score - next) : 0.0f;
+            const float weight = score == -INFINITY ? 0.0f : exp(score - next);  // a NaN stays one
             scores[row * TILE + 16 * part + i] = weight;
             sum += weight;
         }
@@ -126,5 +126,5 @@ kernel void attention_tiled(constant attn_args & a [[buffer(0)]], device const f
     simdgroup_barrier(mem_flags::mem_threadgroup);
     if (query < a.n_queries)
         for (uint i = part; i < head_dim; i += 4)
-            y[(ulong(query) * a.n_head + head) * head_dim + i] = total > 0 ? sums[row * head_dim + i] / total : 0.0f;
+            y[(ulong(query) * a.n_head + head) * head_dim + i] = total == 0 ? 0.0f : sums[row * head_dim + i] / total;
 }

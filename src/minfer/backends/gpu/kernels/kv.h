@@ -30,7 +30,8 @@ inline void kv_store32(uint format, device uchar * row, uint block, uint n, floa
     } else if (format == KV_F16) {
         if (v < n) ((device half *)row)[v] = half(x);
     } else {
-        const float d = simd_max(fabs(x)) / 127.0f;
+        // Codes cannot hold a NaN or Inf: the scale becomes NaN, and so does every value read back.
+        const float d = simd_all(isfinite(x)) ? simd_max(fabs(x)) / 127.0f : NAN;
         const float inverse = 1.0f / d;
         const float code = isfinite(inverse) ? rint(x * inverse) : 0.0f;
         device uchar * p = row + 34 * block;

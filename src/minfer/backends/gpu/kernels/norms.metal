@@ -18,7 +18,7 @@ kernel void softmax(constant norm_args & a [[buffer(0)]], device const float * x
     for (uint i = lane; i < a.n; i += SIMD) top = max(top, row[i]);
     top = simd_max(top);
     float sum = 0;
-    for (uint i = lane; i < a.n; i += SIMD) sum += top > -INFINITY ? exp(row[i] - top) : 0.0f;
+    for (uint i = lane; i < a.n; i += SIMD) sum += row[i] == -INFINITY ? 0.0f : exp(row[i] - top);  // a NaN stays one
     sum = simd_sum(sum);
-    for (uint i = lane; i < a.n; i += SIMD) y[ulong(token) * a.n + i] = sum > 0 ? exp(row[i] - top) / sum : 0.0f;
+    for (uint i = lane; i < a.n; i += SIMD) y[ulong(token) * a.n + i] = sum == 0 ? 0.0f : exp(row[i] - top) / sum;
 }

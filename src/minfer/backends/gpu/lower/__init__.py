@@ -39,7 +39,7 @@ LOWER: dict[type[ir.Op], Lower] = {
     ir.Permute: simple.copy,
     ir.Project: project.project,
     ir.HeadRopeStore: heads.head_rope_store,
-    **{op: simple.elementwise for op in simple.ELEMENTWISE},
+    **dict.fromkeys(simple.ELEMENTWISE, simple.elementwise),
 }
 
 
@@ -79,7 +79,8 @@ def unsupported(node: Node, profile: Profile, kv_format: str) -> str | None:
         return f"{math.prod(node.shape):,} values; kernels index up to 2^31"
     for kernel, nbytes in THREADGROUP_BYTES.items():
         if _uses(op, kernel) and nbytes > profile.max_threadgroup_bytes:
-            return f"{kernel} takes {nbytes:,} bytes of threadgroup memory, {profile.name} has {profile.max_threadgroup_bytes:,}"
+            has = profile.max_threadgroup_bytes
+            return f"{kernel} takes {nbytes:,} bytes of threadgroup memory, {profile.name} has {has:,}"
     return None
 
 
@@ -93,7 +94,7 @@ def _matrix(weight: Weight) -> str | None:
     if weight.type not in WEIGHT_TYPES:
         return f"{weight.name} is {weight.type}, which no kernel reads; there are {', '.join(WEIGHT_TYPES)}"
     if weight.shape[0] % (block := FORMATS[weight.type].block_size):
-        return f"{weight.name} has rows of {weight.shape[0]} values, which are no whole blocks of {block} ({weight.type})"
+        return f"{weight.name} has rows of {weight.shape[0]} values, no whole blocks of {block} ({weight.type})"
     return None
 
 
@@ -113,5 +114,3 @@ def _head_dim(d: int) -> str | None:
 
 def _uses(op: Any, kernel: str) -> bool:
     return isinstance(op, ir.Attn) if kernel.startswith("attention") else isinstance(op, (ir.MatMul, ir.Project))
-
-

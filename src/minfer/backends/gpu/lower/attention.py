@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from minfer.backends.gpu import args
 from minfer.backends.gpu.lower import choose
 from minfer.backends.gpu.lower.context import KV_TYPES, Context, ceil_div, launch
-from minfer.graph import ir
 
 if TYPE_CHECKING:
     from minfer.backends.gpu.launch import Launch
+    from minfer.graph import ir
     from minfer.graph.ir import Node
 
 #: Queries of one head a threadgroup of the tiled kernel.

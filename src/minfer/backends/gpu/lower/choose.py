@@ -79,7 +79,7 @@ def tiled(profile: Profile, n_queries: int, window: int) -> bool:
 
 
 def tiers_off(text: str | None = None) -> frozenset[str]:
-    """Tiers switched off by `MINFER_KERNELS`, such as `gemm:off,attn:generic`. Raises `RequestError` for another word."""
+    """Tiers switched off by `MINFER_KERNELS`, as in `gemm:off,attn:generic`; `RequestError` for another word."""
     text = os.environ.get("MINFER_KERNELS", "") if text is None else text
     off: set[str] = set()
     for part in filter(None, text.split(",")):

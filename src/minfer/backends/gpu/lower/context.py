@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from minfer.backends.gpu.args import STRUCTS
 from minfer.backends.gpu.launch import Binding, Constant, Launch, Ref
 from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from minfer.backends.gpu.args import Field, Struct
     from minfer.backends.gpu.launch import Access
     from minfer.graph.ir import Node, Weight

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from minfer.backends.gpu import args
 from minfer.backends.gpu.lower.context import KV_TYPES, Context, ceil_div, launch
-from minfer.graph import ir
 
 if TYPE_CHECKING:
     from minfer.backends.gpu.launch import Binding, Constant, Launch
+    from minfer.graph import ir
     from minfer.graph.ir import Node
 
 
@@ -72,7 +72,7 @@ def _constants(head_dim: int, spec: ir.RopeSpec | None = None, kv_format: str = 
 
 
 def _values(**given: float) -> dict[str, int | float]:
-    base: dict[str, int | float] = {name: 0 for name in ("n_head", "n_kv_head", "width", "row_bytes")}
+    base: dict[str, int | float] = dict.fromkeys(("n_head", "n_kv_head", "width", "row_bytes"), 0)
     base |= {"magnitude": 1.0, "q_eps": 0.0, "k_eps": 0.0}
     return base | given
 

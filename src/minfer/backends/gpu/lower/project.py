@@ -11,6 +11,7 @@ from minfer.graph import ir
 from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
+    from minfer.backends.gpu.args import Field
     from minfer.backends.gpu.launch import Constant, Launch
     from minfer.graph.ir import Node
 
@@ -35,7 +36,7 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     glu = op.epilogue in ("swiglu", "geglu")
     widths = tuple(weight.shape[1] for weight in op.segments)
     padding = (0,) * (3 - len(op.segments))
-    values = {
+    values: dict[str, Field] = {
         "n_in": n_in,
         "n_out": node.shape[0],
         "n_tokens": n_tokens,

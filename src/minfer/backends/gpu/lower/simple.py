@@ -10,6 +10,7 @@ from minfer.graph import ir
 from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
+    from minfer.backends.gpu.args import Field
     from minfer.backends.gpu.launch import Launch
     from minfer.graph.ir import Node
 
@@ -44,7 +45,7 @@ def embed(c: Context, node: Node, op: ir.Embed) -> list[Launch]:
 def get_rows(c: Context, node: Node, op: ir.GetRows) -> list[Launch]:
     x, ids = c.inputs(node)
     d, m = node.shape
-    values = {"n": d * m, "start": 0, "extent": (d, m, 1, 1), "stride": (1, d, 0, 0)}
+    values: dict[str, Field] = {"n": d * m, "start": 0, "extent": (d, m, 1, 1), "stride": (1, d, 0, 0)}
     bindings = [c.value(1, x), c.value(2, ids), c.value(3, node, "write")]
     grid = (ceil_div(d, THREADS), m, 1)
     return [
@@ -68,7 +69,7 @@ def copy(c: Context, node: Node, op: ir.View | ir.Reshape | ir.Permute) -> list[
         stride = tuple(strides[axis] for axis in op.axes)
     else:
         shape, stride = (node.n_elements,), (1,)
-    values = {
+    values: dict[str, Field] = {
         "n": node.n_elements,
         "start": start,
         "extent": (*shape, *(1,) * (4 - len(shape))),
