@@ -128,7 +128,7 @@ def test_a_missing_barrier_between_launches_is_found(barrier: bool) -> None:
     def copy(x: Any, y: Any, wait: bool) -> Launch:
         return Launch(kernel, (64, 1, 1), (64, 1, 1), {0: Bound(x), 1: Bound(y), 2: Bound(plus)}, barrier=wait)
 
-    reports = Recording([copy(a, b, False), copy(b, c, barrier)]).run(Run(check=True))
+    reports = Recording([copy(a, b, False), copy(b, c, barrier)]).run(Run(check=True, count=True))
     found = [f for r in reports for f in r.findings]
     assert [f.kind for f in found] == ([] if barrier else ["race between launches"])
     if found:
@@ -143,6 +143,23 @@ def test_two_launches_may_share_a_buffer_without_sharing_bytes() -> None:
     launches = [
         Launch(kernel, (32, 1, 1), (32, 1, 1), {0: Bound(a, 0), 1: Bound(a, 128), 2: Bound(plus)}, barrier=False),
         Launch(kernel, (32, 1, 1), (32, 1, 1), {0: Bound(a, 0), 1: Bound(a, 256), 2: Bound(plus)}, barrier=False),
+    ]
+    assert not [f for r in Recording(launches).run(Run(check=True)) for f in r.findings]
+
+
+def test_a_barrier_ends_what_may_clash() -> None:
+    w = World(check=True)
+    a, b, c, d = w.ints(), w.ints(), w.ints(), w.ints()
+    plus = w.device.buffer(np.int32(0))
+    launches = [
+        Launch(
+            w.pipelines["copy"].kernel,
+            (64, 1, 1),
+            (64, 1, 1),
+            {0: Bound(x), 1: Bound(y), 2: Bound(plus)},
+            barrier=barrier,
+        )
+        for x, y, barrier in [(a, b, False), (a, c, False), (b, a, True), (b, d, False)]
     ]
     assert not [f for r in Recording(launches).run(Run(check=True)) for f in r.findings]
 

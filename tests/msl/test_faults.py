@@ -123,3 +123,15 @@ def test_a_race_names_both_sides(lib: Library) -> None:
     here = sorted(lines_of("read_what_another_threadgroup_writes"))
     assert (f.line, f.other_line) == (here[1], here[0])
     assert (f.threadgroup, f.other_threadgroup, f.offset, f.size) == ((1, 0, 0), (0, 0, 0), 0, 4)
+
+
+def test_threads_of_a_smaller_threadgroup_are_named_by_their_place(compiler: str) -> None:
+    library = Library(
+        "#include <metal_stdlib>\nusing namespace metal;\n"
+        "kernel void k(device float * x [[buffer(0)]], uint2 i [[thread_position_in_grid]]) { x[i.x + 10*i.y] = 1; }",
+        compiler=compiler,
+    )
+    with pytest.raises(CheckError) as caught:  # (9, 4) is the first whose index reaches 49
+        library.kernel("k").dispatch_threads((10, 5), (4, 4), np.zeros(49, np.float32), check=True)
+    found = caught.value.report.findings
+    assert [(f.thread, f.threadgroup, f.offset) for f in found] == [((1, 0, 0), (2, 1, 0), 196)]

@@ -44,6 +44,19 @@ kernel void loop_with_one_writer(IO) {
     }
     y[i] = t;
 }
+// the store ends the loop's body: other lanes are back at its start, which is earlier in the source but later in time
+kernel void last_in_the_loop(IO) {
+    threadgroup float s[1];
+    float t = 0;
+    for (int k = 1; k < 4; k++) {
+        const float u = simd_sum(x[i] * k);
+        if (lane == 3) {
+            t += u;
+            s[0] = t;
+        }
+    }
+    y[i] = s[0];
+}
 float helper(threadgroup float * s, ushort lane) {
     float before = s[(lane + 31) % 32];
     s[lane] = before * 2;
@@ -100,6 +113,8 @@ def expected(name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.roll(x, -3)
     if name == "loop_with_one_writer":
         return np.array([[1, 3, 6][k % 3] for k in lane], np.float32)
+    if name == "last_in_the_loop":
+        return np.full(32, x.sum() * 6)
     if name == "through_a_function":
         s = np.roll(x, 1) * 2
         a = np.roll(s, -1)
@@ -116,7 +131,8 @@ def expected(name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.roll(s, -15)  # k counts from -1
 
 
-NAMES = ["read_then_overwrite", "shift", "loop_with_one_writer", "through_a_function", "some_lanes", "do_and_while"]
+NAMES = ["read_then_overwrite", "shift", "loop_with_one_writer", "last_in_the_loop", "through_a_function"]
+NAMES += ["some_lanes", "do_and_while"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,12 @@ def _reference(kv_format: str) -> Backend:
     return ReferenceBackend(kv_format)
 
 
+def _cpu(kv_format: str) -> Backend:
+    from minfer.backends.cpu import CpuBackend
+
+    return CpuBackend(kv_format)
+
+
 def _simulator(kv_format: str) -> Backend:
     from minfer.backends.gpu.backend import GpuBackend
     from minfer.backends.gpu.devices.simulator import SimulatorDevice
@@ -33,13 +40,23 @@ def _metal(kv_format: str) -> Backend:
     return GpuBackend(MetalDevice(), kv_format)
 
 
-DEVICES: dict[str, Callable[[str], Backend]] = {"metal": _metal, "reference": _reference, "simulator": _simulator}
+DEVICES: dict[str, Callable[[str], Backend]] = {
+    "metal": _metal,
+    "cpu": _cpu,
+    "reference": _reference,
+    "simulator": _simulator,
+}
+try:
+    importlib.import_module("minfer.backends.cpu._native")
+except ImportError:
+    del DEVICES["cpu"]  # a source tree whose native part was not built
 
+#: What runs anywhere, best first; the first of them runs the layers that a GPU does not take.
+HOSTS = tuple(name for name in ("cpu", "reference") if name in DEVICES)
+HOST = HOSTS[0]
 #: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
 #: the simulator, is taken when it is asked for by name.
-AUTO = ("metal", "reference") if sys.platform == "darwin" else ("reference",)
-#: What runs the layers that a GPU does not take.
-HOST = "reference"
+AUTO = ("metal", *HOSTS) if sys.platform == "darwin" else HOSTS
 
 
 def open_backend(device: str, kv_format: str) -> Backend:

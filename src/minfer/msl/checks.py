@@ -293,9 +293,10 @@ class Checked:
                 (a.name for a in self.kernel.arguments if a.kind == "threadgroup" and a.index == f.slot - 0x200), ""
             )
             where = f" of {name} [[threadgroup({f.slot - 0x200})]]"
-        thread, group = self._thread(f.tid), self._group(f.group)
-        other = None if f.other_tid == 0xFFFFFFFF else self._thread(f.other_tid)
-        other_group = self._group(f.other_group) if other is not None else None
+        group = self._group(f.group)
+        thread = self._thread(f.tid, group)
+        other_group = None if f.other_tid == 0xFFFFFFFF else self._group(f.other_group)
+        other = None if other_group is None else self._thread(f.other_tid, other_group)
         offset = f.offset - (1 << 64) if f.offset >> 63 else f.offset
         body = text.format(
             at=f"{f.size} bytes at offset {offset}{where}",
@@ -332,8 +333,10 @@ class Checked:
             message,
         )
 
-    def _thread(self, tid: int) -> tuple[int, int, int]:
-        x, y, _ = self.record.threads
+    def _thread(self, tid: int, group: tuple[int, int, int]) -> tuple[int, int, int]:
+        """A position from an index: threadgroups at the edge of the grid may be smaller."""
+        threads, grid = self.record.threads, self.record.grid
+        x, y, _ = (min(threads[k], grid[k] - group[k] * threads[k]) for k in range(3))
         return tid % x, tid // x % y, tid // (x * y)
 
     def _group(self, index: int) -> tuple[int, int, int]:

@@ -147,7 +147,8 @@ class SharedEvent:
 class Device:
     """A Metal device made of this machine's processors.
 
-    `check` runs every launch with all checks; findings make a command buffer fail and are kept in `reports`.
+    `check` runs every launch with all checks; findings make a command buffer fail and are kept in `reports`. `count`
+    also counts the bytes of every buffer.
     `order` (forward, backward, shuffled by `seed`, lockstep) is the order of lanes and threadgroups, and of launches
     that no barrier orders. `compiler` is g++, clang, zig or a command.
     """
@@ -163,12 +164,13 @@ class Device:
         self,
         *,
         check: bool = False,
+        count: bool = False,
         order: str = "forward",
         seed: int = 0,
         os_threads: int | None = None,
         compiler: str | None = None,
     ) -> None:
-        self.run = Run(check=check, count=check, order=order, seed=seed, os_threads=os_threads)
+        self.run = Run(check=check, count=count, order=order, seed=seed, os_threads=os_threads)
         self.track_initialised = check
         self.compiler = compiler
         self.queues: list[CommandQueue] = []

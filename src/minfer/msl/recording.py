@@ -139,18 +139,22 @@ class Recording:
             self._written()
             return []
         reports = [Report("")] * len(names)
-        unordered: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]] = {}
+        unordered: list[Touch] = []
         for k, i in enumerate(order or range(len(names))):
             launch = self.launches[i]
+            alone = (i == 0 or launch.barrier) and (i + 1 == len(names) or self.launches[i + 1].barrier)
             one = (runtime.LaunchRecord * 1)()
             ctypes.memmove(ctypes.addressof(one), ctypes.addressof(records[k]), ctypes.sizeof(runtime.LaunchRecord))
             bindings = {slot: _binding(b) for slot, b in launch.buffers.items()}
-            checked = Checked(launch.kernel, one[0], bindings, mode, count=True)
+            checked = Checked(launch.kernel, one[0], bindings, mode, count=run.count or not alone)
             runtime.run(one, 1, order=run.order, seed=run.seed, names=[names[k]])
             reports[i] = checked.report()
             if launch.barrier:
                 unordered.clear()
-            _between_launches(launch, checked, unordered, reports[i])
+            if not alone:
+                own = _touches(launch, checked)
+                _between_launches(launch, own, unordered, reports[i])
+                unordered += own
         return reports
 
     def _written(self) -> None:
@@ -176,61 +180,54 @@ def _binding(b: Bound) -> Binding:
     return Binding(None, b.offset, None, b.reads, b.writes, b.buffer.label, b.buffer.initialised)
 
 
-def _between_launches(
-    launch: Launch,
-    checked: Checked,
-    seen: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]],
-    report: Report,
-) -> None:
+@dataclass(frozen=True)
+class Touch:
+    """Bytes of a buffer that a launch read (or wrote): `bits[k]` is for the byte at address `start + k`."""
+
+    kernel: str
+    slot: int
+    write: bool
+    start: int
+    bits: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def _touches(launch: Launch, checked: Checked) -> list[Touch]:
+    """What a launch touched, cut to the stretch that it touched at all: a weight buffer may be large."""
+    out = []
+    for (slot, write), bitmap in checked.maps.items():
+        some = np.flatnonzero(bitmap)
+        if len(some) and slot in launch.buffers:
+            bits = np.unpackbits(bitmap[some[0] : some[-1] + 1], bitorder="little").astype(bool)
+            start = launch.buffers[slot].buffer.address + launch.buffers[slot].offset + 8 * int(some[0])
+            out.append(Touch(launch.kernel.name, slot, bool(write), start, bits))
+    return out
+
+
+def _between_launches(launch: Launch, own: Sequence[Touch], seen: Sequence[Touch], report: Report) -> None:
     """Find bytes that this launch and an earlier one, with no barrier between, both touch, one of them writing."""
-    own: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
-    for slot, bound in launch.buffers.items():
-        if (slot, 0) not in checked.maps:
-            continue
-        length = bound.buffer.backed
-        reads, writes = own.setdefault(bound.buffer.address, (np.zeros(length, bool), np.zeros(length, bool)))
-        for k, into in ((0, reads), (1, writes)):
-            bits = np.unpackbits(checked.maps[slot, k], bitorder="little")[: length - bound.offset]
-            into[bound.offset : bound.offset + len(bits)] |= bits.astype(bool)
-    for slot, bound in launch.buffers.items():
-        key = bound.buffer.address
-        if key not in own or key not in seen:
-            continue
-        (reads, writes), (old_reads, old_writes, other) = own[key], seen[key]
-        clash = np.flatnonzero((writes & (old_reads | old_writes)) | (reads & old_writes))
-        if len(clash):
-            name = next((a.name for a in launch.kernel.arguments if a.kind == "buffer" and a.index == slot), "")
-            offset = int(clash[0]) - bound.offset
+    for a in own:
+        for b in seen:
+            first, last = max(a.start, b.start), min(a.start + len(a.bits), b.start + len(b.bits))
+            if first >= last or not (a.write or b.write):
+                continue
+            clash = np.flatnonzero(a.bits[first - a.start : last - a.start] & b.bits[first - b.start : last - b.start])
+            if not len(clash):
+                continue
+            bound, kernel = launch.buffers[a.slot], launch.kernel
+            name = next((p.name for p in kernel.arguments if p.kind == "buffer" and p.index == a.slot), "")
+            offset = first + int(clash[0]) - bound.buffer.address - bound.offset
             label = f" ({bound.buffer.label})" if bound.buffer.label else ""
-            kernel = launch.kernel.name
+            does, did = ("writes" if t.write else "reads" for t in (a, b))
             message = (
-                f"race between launches: kernel {kernel} and {other} touch {len(clash)} bytes in common, the first "
-                f"at offset {offset} of {name} [[buffer({slot})]]{label}; one of them writes, and no barrier is between"
+                f"race between launches: kernel {kernel.name} {does} {len(clash)} bytes, the "
+                f"first at offset {offset} of {name} [[buffer({a.slot})]]{label}, which kernel {b.kernel} "
+                f"{did} with no barrier between"
             )
-            source = launch.kernel.library.unit.instances[kernel].kernel
-            zero = (0, 0, 0)
+            source = kernel.library.unit.instances[kernel.name].kernel
             report.findings.append(
                 Finding(
-                    "race between launches",
-                    kernel,
-                    source.file,
-                    source.line,
-                    slot,
-                    name,
-                    bound.buffer.label,
-                    offset,
-                    len(clash),
-                    zero,
-                    zero,
-                    None,
-                    None,
-                    0,
-                    1,
-                    message,
+                    "race between launches", kernel.name, source.file, source.line, a.slot, name, bound.buffer.label,
+                    offset, len(clash), (0, 0, 0), (0, 0, 0), None, None, 0, 1, message,
                 )
-            )
-            del own[key]
-    for key, (reads, writes) in own.items():
-        if key in seen:
-            reads, writes = reads | seen[key][0], writes | seen[key][1]
-        seen[key] = (reads, writes, launch.kernel.name)
+            )  # fmt: skip
+            break

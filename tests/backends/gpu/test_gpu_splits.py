@@ -26,6 +26,12 @@ IDS = list(range(1, 14))
 HOST, GPU = "reference", "simulator"
 
 
+@pytest.fixture(autouse=True)
+def _host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference stands for the host: its sums are f32, so that two devices can be compared."""
+    monkeypatch.setattr("minfer.engine.place.HOST", HOST)
+
+
 def arch(name: str = "qwen3") -> Transformer:
     return load_architecture(open_model(TINY / f"{name}.gguf"))
 

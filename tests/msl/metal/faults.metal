@@ -104,7 +104,9 @@ kernel void lockstep_assumed_ok(IO) {
 kernel void wrong_kind_of_barrier(IO) {
     y[64*g + i] = x[64*g + i];  // HERE
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    y[64*g + i] += y[64*g + 63 - i];  // HERE
+    const float t = y[64*g + 63 - i];  // HERE
+    threadgroup_barrier(mem_flags::mem_device);
+    y[64*g + i] += t;
 }
 kernel void wrong_kind_of_barrier_ok(IO) {
     y[64*g + i] = x[64*g + i];

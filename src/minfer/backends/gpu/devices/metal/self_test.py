@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer import __version__
+import minfer
 from minfer.backends.gpu import args
 from minfer.backends.gpu.devices.base import Bound, Step
 from minfer.backends.gpu.devices.metal.encode import Direct, Replay
@@ -38,7 +38,7 @@ def decide(device: MetalDevice) -> bool:
     if wish == "0" or (wish == "" and device.replayable()):
         return False
     verdicts = _read()
-    key = f"{device.name} | macOS {platform.mac_ver()[0]} | minfer {__version__}"
+    key = f"{device.name} | macOS {platform.mac_ver()[0]} | minfer {minfer.__version__}"
     found = verdicts.get(key)
     if found == "same":
         return True

@@ -1,0 +1,158 @@
+"""The CPU backend: weights stay in the mapped file, buffers are numpy arrays, a split is a native program."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
+from minfer.backends.cpu import _native
+from minfer.backends.cpu.lower import OPS, CpuProgram
+from minfer.backends.cpu.threads import default_threads
+from minfer.errors import DeviceMemoryError, RequestError
+from minfer.graph import ir
+from minfer.quants import FORMATS, KV_FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from minfer.graph.allocate import Split
+    from minfer.graph.ir import Node, Weight
+    from minfer.graph.plan import Plan
+    from minfer.quants import KvFormat
+
+#: Largest allowed `cases.error` of each class; stated before it was measured. A product with weights in a block format
+#: takes activations of 8 bits: rounding is uniform within 1/254 of a block's largest value, about 0.5% of an output's
+#: size, so that the largest of a few thousand errors (4 to 5 standard deviations) stays below 5%. A gated product has
+#: heavy tails: its largest value, some ten times the root mean square, errs by twice 0.5% of itself. `matmul_float` is
+#: for F32, F16 and BF16 weights. Tests hold the same results to 1e-4 of products with the quantized activations.
+BOUNDS: Mapping[str, float] = {
+    "exact": 0.0,
+    "elementwise": 1e-5,
+    "norm": 1e-5,
+    "rope": 1e-5,
+    "matmul": 5e-2,
+    "gated": 2e-1,
+    "matmul_float": 1e-4,
+    "attention": 1e-4,
+    "kv": 2e-2,
+}
+
+MAX_HEAD_DIM = 512
+
+
+class CpuBackend(Backend):
+    """`threads` defaults to one a physical core. `MINFER_CPU` names the instruction set: portable, avx2, avx512, neon;
+    unset, the best that the machine has."""
+
+    def __init__(self, kv_format: str = "f32", threads: int | None = None, *, isa: str | None = None) -> None:
+        self.name = "cpu"
+        self.kv_format = KV_FORMATS[kv_format]
+        self.regions: dict[int, KvRegion] = {}
+        isa = os.environ.get("MINFER_CPU", "") if isa is None else isa
+        self.workspace = _native.workspace(threads or default_threads(), isa)
+        self._tensors: Tensors | None = None
+        self._vectors: dict[str, npt.NDArray[np.float32]] = {}
+        self._programs: weakref.WeakSet[CpuProgram] = weakref.WeakSet()
+
+    def supports(self, node: Node) -> str | None:
+        if type(node.op) not in OPS:
+            return f"no native operation for {node.kind}"
+        for weight in node.weights:
+            if weight.type not in FORMATS:
+                return f"{weight.name} is {weight.type}; it computes with {', '.join(FORMATS)}"
+        op = node.op
+        if isinstance(op, ir.Attn) and (op.head_dim % 8 or op.head_dim > MAX_HEAD_DIM):
+            return f"a head of {op.head_dim} values; it needs a multiple of 8 up to {MAX_HEAD_DIM}"
+        return None
+
+    def allocate(self, nbytes: int, label: str) -> Bytes:
+        try:
+            return np.zeros(nbytes, np.uint8)
+        except MemoryError:
+            known = self.memory()
+            free = f"{known[0]:,}" if known else "an unknown number of"
+            raise DeviceMemoryError(f"{label}: {nbytes:,} bytes asked for, {free} bytes free on {self.name}") from None
+
+    def free(self, buffer: Bytes) -> None:
+        pass  # numpy frees it with the last reference
+
+    def write(self, buffer: Bytes, data: npt.NDArray[Any]) -> None:
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        buffer[: len(raw)] = raw
+
+    def read(self, buffer: Bytes, nbytes: int) -> Bytes:
+        return buffer[:nbytes].copy()
+
+    def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
+        self._tensors = tensors
+
+    def weight_bytes(self, weight: Weight) -> int:
+        return 0  # the mapped file is the memory
+
+    def matrix(self, weight: Weight) -> _native.Matrix:
+        """A weight in place: rows of `shape[0]` values."""
+        n_in, n_out = weight.shape[0], 1
+        for extent in weight.shape[1:]:
+            n_out *= extent
+        return _native.matrix(weight.type, self._data(weight).reshape(-1), n_in, n_out)
+
+    def vector(self, weight: Weight) -> npt.NDArray[np.float32]:
+        """A gain, a bias or rope factors as floats, unpacked if need be: a few kilobytes a model."""
+        found = self._vectors.get(weight.name)
+        if found is None:
+            values = FORMATS[weight.type].dequantize(self._data(weight))
+            found = self._vectors[weight.name] = np.ascontiguousarray(values.reshape(-1))
+        return found
+
+    def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
+        row_bytes = kv_format.row_bytes(n_values)
+        k, v = (self.allocate(n_cells * row_bytes, f"{side} rows of layer {layer}") for side in "KV")
+        region = KvRegion(layer, n_cells, n_values, row_bytes, k, v)
+        self.regions[layer] = region
+        return region
+
+    def kv(self, layer: int) -> _native.Kv:
+        if layer not in self.regions:
+            raise RequestError(f"layer {layer} has no KV region on {self.name}")
+        r = self.regions[layer]
+        return _native.kv(self.kv_format.name, r.n_cells, r.n_values, r.row_bytes, r.k, r.v)
+
+    def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Any]) -> CpuProgram:
+        program = CpuProgram(self, plan, split, buffers)
+        self._programs.add(program)
+        return program
+
+    def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        for region in self.regions.values():
+            for side in (region.k, region.v):
+                rows = side.reshape(region.n_cells, region.row_bytes)
+                for source, target, count in moves:
+                    rows[target : target + count] = rows[source : source + count].copy()
+
+    def memory(self) -> tuple[int, int] | None:
+        try:
+            page = os.sysconf("SC_PAGE_SIZE")
+            return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+        except (ValueError, OSError):
+            return None
+
+    def synchronize(self) -> None:
+        pass  # a run returns when it is done
+
+    def close(self) -> None:
+        for program in list(self._programs):
+            program.close()
+        self._vectors.clear()
+        self.regions.clear()
+        self._tensors = None
+
+    def _data(self, weight: Weight) -> Bytes:
+        if self._tensors is None:
+            raise RequestError(f"{weight.name}: this backend has no weights loaded")
+        return self._tensors.data(weight.name)

@@ -1,0 +1,24 @@
+// Matrix products: one activation, normed if asked, times up to three weights, with what follows each product.
+#pragma once
+
+#include "program.h"
+
+namespace minfer {
+
+enum class Epilogue : int { None, Bias, Add, SwiGLU, GeGLU };
+
+struct ProjectArgs {
+  const float* x;
+  int64_t n_in, n_tokens;
+  const float* gain;  // null: no norm
+  float eps;
+  std::vector<Matrix> segments;
+  std::vector<const float*> biases;  // with Bias: one a segment
+  const float* residual;             // with Add
+  Epilogue epilogue;
+  float* out;
+};
+
+std::unique_ptr<Operation> make_project(const ProjectArgs& args);
+
+}  // namespace minfer
