@@ -243,9 +243,7 @@ def main() -> None:
     print_table(results, peaks, facts["minfer"])
 
 
-def print_table(
-    results: dict[Any, dict[str, list[float]]], peaks: dict[str, list[float]], facts: dict[str, int]
-) -> None:
+def print_table(results: dict[Any, dict[str, list[float]]], peaks: dict[str, list[float]], facts: dict[str, int]) -> None:
     print("| work | minfer | llama.cpp | ratio (median) | ratio (best) | GB/s | Gop/s |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for (kind, size), by_name in results.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
@@ -47,8 +47,10 @@ DEVICES: dict[str, Callable[[str], Backend]] = {
     "simulator": _simulator,
 }
 try:
-    importlib.import_module("minfer.backends.cpu._native")
-except ImportError:
+    _built = importlib.util.find_spec("minfer.backends.cpu._native") is not None
+except ImportError:  # looking for a module imports the package it is in, which needs that module
+    _built = False
+if not _built:
     del DEVICES["cpu"]  # a source tree whose native part was not built
 
 #: What runs anywhere, best first; the first of them runs the layers that a GPU does not take.

@@ -127,12 +127,8 @@ def test_kv_rows_are_packed_bit_for_bit(fmt: str, isa: str) -> None:
     x[0] = 0
     x[1, :4] = 1e-7, -3e-8, 6.1e-5, 65500.0  # f16: subnormal, to zero, smallest normal, near the top
     kv = cases.KvFill(n, 40, tuple(range(40)), fmt)
-    case = Case(
-        "pack", ir.KvStore(0), (Value((n, 40)), Value((n, 40)), Value((40,), integers=tuple(range(40)))), "kv", kv
-    )
-    object.__setattr__(
-        case, "data", lambda seed=0: {"x0": x, "x1": x[::-1].copy(), "x2": np.arange(40, dtype=np.int32)}
-    )
+    case = Case("pack", ir.KvStore(0), (Value((n, 40)), Value((n, 40)), Value((40,), integers=tuple(range(40)))), "kv", kv)
+    object.__setattr__(case, "data", lambda seed=0: {"x0": x, "x1": x[::-1].copy(), "x2": np.arange(40, dtype=np.int32)})
     k, v = run(case, isa)
     packed = KV_FORMATS[fmt]
     assert np.array_equal(k, packed.unpack(packed.pack(x), n))

@@ -1,6 +1,6 @@
-"""Apple GPUs through PyObjC. Only this folder touches Objective-C.
+"""Apple GPUs through PyObjC: the kernels as they are, weights where the file is mapped.
 
-Direct encoding, one command buffer a list of launches, is the default and the reference. A recording is an indirect
+Only this folder touches Objective-C. Direct encoding, one command buffer a list of launches, is the default and the reference. A recording is an indirect
 command buffer only where replay has been shown to give the same bits (`self_test.py`).
 """
 
