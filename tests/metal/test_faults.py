@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,11 +67,25 @@ def test_auto_takes_metal_on_a_mac(mac: Runtime, monkeypatch: pytest.MonkeyPatch
         ({"macos": (13, 6)}, "needs macOS 14"),
         ({"faults": Faults(no_device=True)}, "gives no GPU"),
         ({"unified": False}, "has memory of its own"),
+        ({"family": 1005, "metal3": False}, "has no simdgroup reductions"),
     ],
 )
 def test_unsupported_machines_are_refused(machine: dict[str, Any], reason: str) -> None:
     with installed(Runtime(**machine)), pytest.raises(UnsupportedError, match=reason):
         device()
+
+
+def test_on_a_mac_without_pyobjc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UnsupportedError, match="pip install pyobjc-framework-Metal"):
+        backends.open_backend("metal", "f32")
+
+
+@pytest.mark.parametrize("macos", [(14,), (15,), (26,)])
+@pytest.mark.parametrize("family", [1007, 1009])
+def test_every_macos_and_family_gives_numpys_results(macos: tuple[int, ...], family: int) -> None:
+    with installed(Runtime(macos=macos, family=family)):
+        exercise(device())
 
 
 def test_a_virtual_gpu_has_no_matrix_tier() -> None:
@@ -119,6 +134,25 @@ def test_a_failed_command_buffer(signals: bool, mac: Runtime) -> None:
     metal.close()
     again = device()  # made anew, it works
     exercise(again)
+
+
+def test_a_failure_without_a_reason(mac: Runtime) -> None:
+    metal = device()
+    mac.faults = Faults(fail_at=1, no_reason=True)
+    metal.encode(two_steps(metal))
+    with pytest.raises(DeviceError, match=r"2 launches, .*: Metal gives no reason"):
+        metal.synchronize()
+
+
+def test_command_buffers_on_their_way_are_bounded(mac: Runtime) -> None:
+    """A queue gives 64, and blocks where nobody waits for any."""
+    metal = device()
+    steps = two_steps(metal)
+    for _ in range(40):
+        metal.encode(steps)
+        assert len(mac.in_flight) <= 32
+    metal.synchronize()
+    assert mac.committed == 40
 
 
 def test_a_status_that_comes_late_is_no_error(mac: Runtime) -> None:
@@ -188,6 +222,12 @@ def test_a_buffer_over_the_limit_is_not_even_asked_for(mac: Runtime) -> None:
     assert not mac.messages["newBufferWithLength:options:"]
 
 
+def test_a_mapping_that_metal_refuses(mac: Runtime) -> None:
+    mac.faults.no_mapping = True
+    with pytest.raises(DeviceMemoryError, match=r"weights from .*: Metal does not map [\d,]+ bytes, [\d,]+ bytes free"):
+        open_engine(PATH, device="metal")
+
+
 def test_bytes_outside_a_buffer_are_refused(mac: Runtime) -> None:
     metal = device()
     buffer = metal.buffer(64, "small")
@@ -227,6 +267,31 @@ def test_a_library_that_does_not_compile(mac: Runtime) -> None:
         UnsupportedError, match=r"elementwise.metal does not compile on Apple M3.*:\nelementwise.metal:1:1: error:"
     ):
         metal.encode(steps)
+
+
+def test_kernels_and_constants_that_are_not_there(mac: Runtime) -> None:
+    metal = device()
+    launch = two_steps(metal)[0].launch
+    with pytest.raises(UnsupportedError, match=r"elementwise.metal has no function constant 'nope'"):
+        metal.pipeline(replace(launch, constants=(("nope", 1),)))
+    with pytest.raises(UnsupportedError, match="kernel nope: Function nope was not found"):
+        metal.pipeline(replace(launch, kernel="nope"))
+
+
+def test_a_pipeline_that_metal_refuses(mac: Runtime) -> None:
+    metal = device()
+    mac.faults.pipeline = "Compiler encountered an internal error"
+    with pytest.raises(
+        UnsupportedError, match=r"kernel elementwise on Apple M3 .*: Compiler encountered an internal error"
+    ):
+        metal.encode(two_steps(metal))
+
+
+def test_simdgroups_of_another_width(mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    metal = device()
+    monkeypatch.setattr("fakemetal.objects.Pipeline.threadExecutionWidth", lambda self: 16)
+    with pytest.raises(UnsupportedError, match="simdgroups of 16 threads; kernels need 32"):
+        metal.encode(two_steps(metal))
 
 
 def test_more_threads_than_a_kernel_takes(mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,3 +381,25 @@ def test_a_gpu_capture(mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     assert mac.captures == ["/tmp/step.gputrace"]
     assert mac.messages["stopCapture"] == 1
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("destination", "start Python with METAL_CAPTURE_ENABLED=1"), ("disk full", "step.gputrace: disk full")],
+)
+def test_a_gpu_capture_that_cannot_start(
+    fault: str, reason: str, mac: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINFER_METAL_CAPTURE", "/tmp/step.gputrace")
+    mac.faults.capture = fault
+    with pytest.raises(UnsupportedError, match=reason):
+        exercise(device())
+
+
+def test_a_verdict_that_cannot_be_kept(
+    mac: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MINFER_CACHE", str(tmp_path / "file"))
+    assert recorded(device()) == "Replay"
+    assert "the verdict on replay is not kept" in capsys.readouterr().err

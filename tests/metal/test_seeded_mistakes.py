@@ -204,6 +204,13 @@ ON_A_MACHINE: dict[str, tuple[str, str, str, dict[str, object], str]] = {
         AN_OLD_MACOS,
         "needs macOS",
     ),
+    "residency set on macOS 14": (
+        DEVICE,
+        "if not self.objc.macos_available(15, 0):",
+        "if False:",
+        AN_OLD_MACOS,
+        "came with macOS (15,)",
+    ),
     "no barrier, encoded": (ENCODE, "                if barrier:", "                if False:", {"shuffle": True}, ""),
     "no barrier, replayed": (ENCODE, "            if step.barrier:", "            if False:", {"shuffle": True}, ""),
     "a write that does not wait": (DEVICE, "        self.synchronize()\n        raw", "        raw", {}, ""),

@@ -95,12 +95,12 @@ class CaptureManager(Instance):
     capturing = False
 
     def supportsDestination_(self, destination: int) -> bool:
-        return destination == 2
+        return destination == 2 and self.runtime.faults.capture != "destination"
 
     def startCaptureWithDescriptor_error_(self, descriptor: Proxy) -> tuple[bool, Error | None]:
         values = descriptor.instance.values
-        if not values.get("outputURL"):
-            return False, Error(self.runtime, "MTLCaptureError", 3, "no output")
+        if self.runtime.faults.capture or values.get("captureObject") is None:
+            return False, Error(self.runtime, "MTLCaptureError", 3, self.runtime.faults.capture)
         self.capturing = True
         self.runtime.captures.append(values["outputURL"].instance.path())
         return True, None
@@ -145,7 +145,7 @@ class Device(Instance):
     def supportsFamily_(self, family: int) -> bool:
         if 1001 <= family <= 1010:
             return family <= self.runtime.family
-        return family in (2002, 3001, 3002, 3003, 5001)
+        return family in (2002, 3001, 3002, 3003) or (family == 5001 and self.runtime.metal3)
 
     def newCommandQueue(self) -> Queue:
         return Queue(self.runtime)
@@ -164,12 +164,14 @@ class Device(Instance):
 
     def newBufferWithBytesNoCopy_length_options_deallocator_(
         self, memory: Any, length: int, options: int, deallocator: object
-    ) -> Buffer:
+    ) -> Buffer | None:
         if isinstance(memory, (bytes, str)):
             raise self.runtime.fail("bytes where an address is wanted: Metal would keep a pointer into a Python object")
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         if length % PAGE or address % mmap.PAGESIZE:
             raise self.runtime.fail(f"no-copy memory at {address:#x} of {length} bytes is not whole pages")
+        if self.runtime.faults.no_mapping:
+            return None
         software = self.runtime.software.buffer_no_copy(address, length)
         return Buffer(self.runtime, software, counted=False)
 
@@ -197,6 +199,8 @@ class Device(Instance):
         function: Function = values["computeFunction"].instance
         function.check_alive()
         indirect = bool(values.get("supportIndirectCommandBuffers"))
+        if self.runtime.faults.pipeline:
+            return None, Error(self.runtime, "AGXMetalG15X", 3, self.runtime.faults.pipeline)
         try:
             software = self.runtime.software.pipeline(
                 function.library,
@@ -381,6 +385,7 @@ class CommandBuffer(Instance):
         self.committed = False
         self.failed: Error | None = None
         self.number = 0
+        self.silent = False
         self._late = queue.runtime.faults.late_status
 
     def use(self, instance: Instance) -> None:
@@ -426,6 +431,7 @@ class CommandBuffer(Instance):
         if self.number == faults.fail_at:
             self.failed = Error(runtime, "MTLCommandBufferErrorDomain", faults.fail_code, faults.fail_text)
             self.failed.shared = True
+            self.silent = faults.no_reason
             if faults.fail_signals and self.signals:
                 self.signals[0].signaled_value = self.signals[1]
         else:
@@ -450,7 +456,7 @@ class CommandBuffer(Instance):
         return 4 if self.software.status == "completed" else 3
 
     def error(self) -> Error | None:
-        return self.failed
+        return None if self.silent else self.failed
 
     def GPUStartTime(self) -> float:
         return float(self.software.gpu_start_time)

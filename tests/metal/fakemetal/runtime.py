@@ -40,6 +40,10 @@ class Faults:
     broken_source: str = ""  # text put before every library
     corrupt_replay: bool = False
     no_residency: bool = False
+    no_mapping: bool = False
+    no_reason: bool = False  # a failed command buffer without an error object
+    pipeline: str = ""  # why no pipeline is made
+    capture: str = ""  # why no capture starts; "destination" is that traces are not allowed
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Runtime:
     macos: Version = (15, 0)
     family: int = 1009  # the highest Apple GPU family: M3
     unified: bool = True
+    metal3: bool = True
     name: str = "Apple M3 (pretended)"
     over_retains: bool = True  # PyObjC up to 12.2.2
     faults: Faults = field(default_factory=Faults)

@@ -1,7 +1,8 @@
 """Apple GPUs through PyObjC: the kernels as they are, weights where the file is mapped.
 
-Only this folder touches Objective-C. Direct encoding, one command buffer a list of launches, is the default and the reference. A recording is an indirect
-command buffer only where replay has been shown to give the same bits (`self_test.py`).
+Only this folder touches Objective-C. Direct encoding, one command buffer a list of launches, is the default and the
+reference. A recording is an indirect command buffer only where replay has been shown to give the same bits
+(`self_test.py`).
 """
 
 from __future__ import annotations
@@ -244,8 +245,6 @@ class MetalDevice(Device):
 
     def _make_residency_set(self) -> Any:
         """Keeps weights resident between steps, where macOS has it (15)."""
-        if not self.gpu.respondsToSelector_("newResidencySetWithDescriptor:error:"):
-            return None
         if not self.objc.macos_available(15, 0):
             return None
         made, _ = self.gpu.newResidencySetWithDescriptor_error_(
@@ -298,7 +297,8 @@ class MetalDevice(Device):
         key = (launch.family, launch.kernel, launch.constants)
         found = self._shared.pipelines.get(key)
         if found is None:
-            found = self._shared.pipelines[key] = self._make_pipeline(launch)
+            with self.pool():
+                found = self._shared.pipelines[key] = self._make_pipeline(launch)
         made, most = found
         if launch.threads > most:
             raise UnsupportedError(
