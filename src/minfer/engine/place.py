@@ -101,8 +101,10 @@ def place(
                 backends[needs] = open_backend(needs, kv_format)  # refuses where this machine has none
             whole = Placement.whole(name, arch.n_layer)
             assign(arch.build(GraphParams(1, 1, whole, kv_format)), backends)
-            if gpu_layers is None or name == HOST:
+            if gpu_layers is None or (name == HOST and gpu_layers in ("auto", 0)):
                 return whole
+            if name == HOST:
+                raise RequestError(f"gpu_layers is {gpu_layers!r}, but {name} is no GPU; name one with device")
             if gpu_layers == "auto":
                 return _longest(arch, backends, name, kv_format, n_ctx or arch.n_ctx_train)
             if not isinstance(gpu_layers, int) or not 0 <= gpu_layers <= arch.n_layer:

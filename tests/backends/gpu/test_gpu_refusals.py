@@ -21,6 +21,7 @@ from minfer.graph import ir
 from minfer.graph.allocate import Allocator
 from minfer.graph.ir import RopeSpec, Weight
 from minfer.graph.plan import make_plan
+from minfer.msl.errors import ToolError
 
 PROFILE = Profile("tiny GPU", True, 1024, 32768, 1 << 32)
 GAIN = (Weight("g", "F32", (256,)), 1e-6)
@@ -151,3 +152,13 @@ def test_an_engine_on_the_simulator_refuses_what_does_not_fit(monkeypatch: pytes
         Exception, match=r"simulator has 1,000 bytes free of 2,000; the model needs .*weights 0, KV cache"
     ):
         open_engine(TINY / "qwen3.gguf", device="simulator")
+
+
+def test_without_a_compiler_the_simulator_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any, **__: Any) -> Any:
+        raise ToolError("no C++ compiler found: install g++")
+
+    case = Case("new", ir.Rope(RopeSpec("norm", 24, 22, 1e4)), (Value((24, 1)), Value((1,), integers=(3,))), "rope")
+    monkeypatch.setattr("minfer.msl.library.build", none)
+    with pytest.raises(UnsupportedError, match=r"the simulator compiles its kernels: no C\+\+ compiler found"):
+        cases.run(case, gpu_cases.backend(case))

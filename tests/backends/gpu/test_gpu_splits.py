@@ -165,6 +165,12 @@ def test_a_count_that_no_model_has_is_refused(wrong: int | str) -> None:
         place(arch(), GPU, "f32", gpu_layers=wrong)
 
 
+def test_layers_for_a_gpu_that_is_not_there_are_refused() -> None:
+    assert place(arch(), HOST, "f32", gpu_layers="auto") == Placement.whole(HOST, arch().n_layer)
+    with pytest.raises(RequestError, match="gpu_layers is 2, but reference is no GPU"):
+        place(arch(), HOST, "f32", gpu_layers=2)
+
+
 def test_layers_beyond_the_prefix_keep_their_rows_on_the_host() -> None:
     placement = place(arch(), GPU, "f32", gpu_layers=2)
     assert placement == Placement(GPU, (GPU, GPU, HOST), HOST)

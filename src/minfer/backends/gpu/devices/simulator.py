@@ -33,10 +33,7 @@ ARGUMENT_ALIGNMENT = 256
 @cache
 def library(family: str) -> Library:
     """A family's kernels, parsed once a process."""
-    try:
-        return Library(source(family), name=f"{family}.metal")
-    except ToolError as error:
-        raise UnsupportedError(f"the simulator compiles its kernels: {error}") from error
+    return Library(source(family), name=f"{family}.metal")
 
 
 def prepare(launches: Iterable[Launch], mode: str = "fast") -> None:
@@ -158,6 +155,8 @@ class SimulatorDevice(Device):
         self.synchronize()
         try:
             reports = recording.run(self._device.run)
+        except ToolError as error:
+            raise UnsupportedError(f"the simulator compiles its kernels: {error}") from error
         except MslError as error:
             self._dead = str(error)
             raise DeviceError(f"the simulator stopped: {error}") from error

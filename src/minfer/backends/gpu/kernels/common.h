@@ -5,7 +5,9 @@
 using namespace metal;
 #include "args.h"
 
+// The second is the spelling of clang, on which Metal's compiler is built; a compiler ignores what it does not know.
 #pragma METAL fp contract(off)
+#pragma clang fp contract(off)
 
 constant constexpr uint SIMD = 32;  // lanes of a simdgroup; a warp on NVIDIA
 
