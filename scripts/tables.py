@@ -62,6 +62,7 @@ def kv_formats() -> str:
 
 #: Where each device's backend says what it is; read as text, so that a device need not be built to be listed.
 DEVICE_FILES = {
+    "metal": "gpu/devices/metal/__init__.py",
     "cpu": "cpu/__init__.py",
     "reference": "reference.py",
     "simulator": "gpu/devices/simulator.py",

@@ -95,8 +95,10 @@ def place(
     reasons = []
     for name in AUTO if device == "auto" else (device,):
         needed = (name,) if gpu_layers is None else dict.fromkeys((name, HOST))
-        backends = {device: open_backend(device, kv_format) for device in needed}
+        backends: dict[str, Backend] = {}
         try:
+            for needs in needed:
+                backends[needs] = open_backend(needs, kv_format)  # refuses where this machine has none
             whole = Placement.whole(name, arch.n_layer)
             assign(arch.build(GraphParams(1, 1, whole, kv_format)), backends)
             if gpu_layers is None or (name == HOST and gpu_layers in ("auto", 0)):
