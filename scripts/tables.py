@@ -1,7 +1,8 @@
-"""Write the generated tables of README.md and docs/graph.md from the code: `python scripts/tables.py [--check]`."""
+"""Write the generated tables of the README and docs from the code: `python scripts/tables.py [--check]`."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -9,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minfer.backends import DEVICES
+from minfer.backends.gpu.backend import GpuBackend
+from minfer.backends.gpu.devices.simulator import SimulatorDevice
+from minfer.backends.gpu.lower import WEIGHT_TYPES, choose, unsupported
+from minfer.cases import all_cases
+from minfer.graph.allocate import Allocator
 from minfer.graph.fuse import FUSIONS
+from minfer.graph.ir import WINDOW_LAYOUTS, Node
+from minfer.graph.plan import make_plan
 from minfer.graph.rules import RULES
 from minfer.models import ARCHITECTURES
 from minfer.quants import FORMATS, KV_FORMATS
@@ -52,12 +60,88 @@ def kv_formats() -> str:
     return table(("KV format", "bytes for 1,024 values", "smaller than f32"), rows)
 
 
+#: Where each device's backend says what it is; read as text, so that a device need not be built to be listed.
+DEVICE_FILES = {
+    "metal": "gpu/devices/metal/__init__.py",
+    "cpu": "cpu/__init__.py",
+    "reference": "reference.py",
+    "simulator": "gpu/devices/simulator.py",
+}
+
+
 def devices() -> str:
+    assert set(DEVICES) <= set(DEVICE_FILES), "a device without a place in this table"
     rows = []
-    for name in DEVICES:
-        module = __import__(f"minfer.backends.{name}", fromlist=["_"])
-        rows.append((f"`{name}`", summary(module)))
+    for name, file in DEVICE_FILES.items():
+        text = ast.get_docstring(ast.parse((ROOT / "src/minfer/backends" / file).read_text())) or ""
+        rows.append((f"`{name}`", " ".join(text.split("\n\n")[0].split())))
     return table(("device", "what it is"), rows)
+
+
+def products() -> str:
+    rows = []
+    for c in choose.PRODUCTS:
+        tokens = "any" if c.max_tokens == choose.MANY else f"up to {c.max_tokens}"
+        rows.append((tokens, f"`{c.kernel}`", c.tier, f"{c.rows} x {c.tokens}", c.why))
+    return table(("tokens", "kernel", "tier", "rows x tokens", "why"), rows)
+
+
+def attention() -> str:
+    groups = ", ".join(f"`attention_g{g}`" for g in choose.HEAD_GROUPS)
+    rows = [
+        (
+            f"up to {choose.SPLIT_MAX_QUERIES}",
+            "any",
+            f"{groups} and `attention_combine`",
+            f"query heads that share a KV head, together; split into cells / {choose.SPLIT_ROWS} parts, 1 to "
+            f"{choose.MAX_SPLITS}, then combined (one part needs no combining)",
+        ),
+        (
+            f"from {choose.TILED_MIN_QUERIES}",
+            "causal",
+            "`attention_tiled`",
+            "8 queries of a head share tiles of 64 rows",
+        ),
+        (
+            f"from {choose.TILED_MIN_QUERIES}",
+            "span, map",
+            groups,
+            "each query reads its own rows, however far apart",
+        ),
+    ]
+    return table(("queries", "window", "kernel", "how"), rows)
+
+
+def kernels() -> str:
+    found: dict[str, set[str]] = {}
+    for case in all_cases():
+        device = GpuBackend(SimulatorDevice(), case.kv_format)
+        if case.kv:
+            device.add_kv_region(0, case.kv.n_cells, case.kv.n_values, KV_FORMATS[case.kv.format])
+        device._tensors = case.weights()
+        graph = case.graph(device.name)
+        plan = make_plan(lambda _, g=graph: g, graph.params, {device.name: device}, Allocator({device.name: device}))
+        for split in plan.splits:
+            for launch in device.launches(plan, split).launches:
+                if launch.node == "blk.0.out" and not launch.family.startswith(("project", "gemm", "attention")):
+                    found.setdefault(f"`{launch.kernel}` ({launch.family}.metal)", set()).add(type(case.op).__name__)
+    return table(("kernel", "ops"), [(k, ", ".join(f"`{op}`" for op in sorted(ops))) for k, ops in found.items()])
+
+
+def support() -> str:
+    profile = SimulatorDevice().profile
+    counts: dict[str, list[int]] = {}
+    for case in all_cases():
+        shape = case.graph("simulator").nodes[-1].shape
+        node = Node(0, "out", case.op, (), shape, "f32")
+        entry = counts.setdefault(type(case.op).__name__, [0, 0])
+        entry[0] += unsupported(node, profile, case.kv_format) is None
+        entry[1] += 1
+    rows = [(f"`{op}`", "yes" if ok == n else f"{ok} of {n} cases") for op, (ok, n) in counts.items()]
+    rows.append(("weight types", ", ".join(WEIGHT_TYPES)))
+    rows.append(("KV formats", ", ".join(KV_FORMATS)))
+    rows.append(("window layouts", ", ".join(WINDOW_LAYOUTS.values())))
+    return table(("op", "GPU kernels"), rows)
 
 
 def ops() -> str:
@@ -78,6 +162,7 @@ def fusions() -> str:
 TABLES = {
     "README.md": {"architectures": architectures, "formats": formats, "kv-formats": kv_formats, "devices": devices},
     "docs/graph.md": {"ops": ops, "fusions": fusions},
+    "docs/kernels.md": {"products": products, "attention": attention, "kernels": kernels, "support": support},
 }
 
 

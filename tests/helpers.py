@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer.engine.engine import Engine, place
+from minfer.engine.engine import Engine
+from minfer.engine.place import place
 from minfer.gguf import open_model
 from minfer.gguf.writer import Tensor, typed, write_model
 from minfer.kv import Rows

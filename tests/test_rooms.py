@@ -24,6 +24,8 @@ MAY_IMPORT = {
     "engine": {"backends", "gguf", "graph", "kv", "models", "quants", "sources", "text"},
     "msl": set(),
 }
+#: The one place outside `msl` that may know of it.
+DEVICES_OF_THE_GPU = SRC / "backends" / "gpu" / "devices"
 LIMITS = {".py": 500, ".metal": 700, ".cpp": 900, ".h": 900}
 
 
@@ -48,7 +50,8 @@ def test_a_room_imports_only_what_is_below_it(room: str) -> None:
     files = [path for path in SRC.rglob("*.py") if _room(path) == room]
     allowed = MAY_IMPORT[room] | {room} | (set() if room == "msl" else {"errors"})
     for path in files:
-        assert _imports(path) <= allowed, path
+        own = {"msl"} if path.parent == DEVICES_OF_THE_GPU else set()
+        assert _imports(path) <= allowed | own, path
 
 
 def test_every_room_is_listed() -> None:

@@ -41,3 +41,7 @@ class GraphError(MinferError):
 
 class DeviceMemoryError(MinferError):
     """A device has less memory than the request needs; the text has both numbers."""
+
+
+class DeviceError(MinferError):
+    """A device stopped: a fault, a wait without end, or a finding of its checks. It is dead until it is made anew."""

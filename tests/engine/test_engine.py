@@ -10,7 +10,8 @@ import pytest
 from helpers import TINY, TINY_MODELS, edited, f32, open_engine
 from minfer import backends
 from minfer.backends.reference import ReferenceBackend
-from minfer.engine.engine import N_BATCH, place
+from minfer.engine.engine import N_BATCH
+from minfer.engine.place import place
 from minfer.errors import (
     ContextOverflowError,
     DeviceMemoryError,
@@ -193,11 +194,11 @@ def test_a_device_named_refuses_and_auto_takes_the_next(monkeypatch: pytest.Monk
     arch = load_architecture(open_model(TINY / "qwen3.gguf"))
     devices = {"norope": lambda kv: _NoRope(kv, name="norope"), **backends.DEVICES}
     monkeypatch.setattr(backends, "DEVICES", devices)
-    monkeypatch.setattr("minfer.engine.engine.DEVICES", devices)
+    monkeypatch.setattr("minfer.engine.place.AUTO", ("norope", "reference"))
     with pytest.raises(UnsupportedError, match=r"blk\.0\.q_roped: Rope cannot run on norope: it has no rope kernel"):
         place(arch, "norope", "f32")
     assert place(arch, "auto", "f32").devices != ("norope",)
-    monkeypatch.setattr("minfer.engine.engine.DEVICES", {"norope": devices["norope"]})
+    monkeypatch.setattr("minfer.engine.place.AUTO", ("norope",))
     with pytest.raises(UnsupportedError, match=r"no device here runs this model:\n  norope: blk\.0\.q_roped"):
         place(arch, "auto", "f32")
     with pytest.raises(UnsupportedError, match="no device named 'tpu'; expected auto or one of norope"):

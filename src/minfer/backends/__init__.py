@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import TYPE_CHECKING
 
 from minfer.errors import UnsupportedError
@@ -25,10 +26,39 @@ def _cpu(kv_format: str) -> Backend:
     return CpuBackend(kv_format)
 
 
-#: Best first: `auto` takes the first that supports the whole model.
-DEVICES: dict[str, Callable[[str], Backend]] = {"cpu": _cpu, "reference": _reference}
-if importlib.util.find_spec("minfer.backends.cpu._native") is None:
+def _simulator(kv_format: str) -> Backend:
+    from minfer.backends.gpu.backend import GpuBackend
+    from minfer.backends.gpu.devices.simulator import SimulatorDevice
+
+    return GpuBackend(SimulatorDevice(), kv_format)
+
+
+def _metal(kv_format: str) -> Backend:
+    from minfer.backends.gpu.backend import GpuBackend
+    from minfer.backends.gpu.devices.metal import MetalDevice
+
+    return GpuBackend(MetalDevice(), kv_format)
+
+
+DEVICES: dict[str, Callable[[str], Backend]] = {
+    "metal": _metal,
+    "cpu": _cpu,
+    "reference": _reference,
+    "simulator": _simulator,
+}
+try:
+    _built = importlib.util.find_spec("minfer.backends.cpu._native") is not None
+except ImportError:  # looking for a module imports the package it is in, which needs that module
+    _built = False
+if not _built:
     del DEVICES["cpu"]  # a source tree whose native part was not built
+
+#: What runs anywhere, best first; the first of them runs the layers that a GPU does not take.
+HOSTS = tuple(name for name in ("cpu", "reference") if name in DEVICES)
+HOST = HOSTS[0]
+#: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
+#: the simulator, is taken when it is asked for by name.
+AUTO = ("metal", *HOSTS) if sys.platform == "darwin" else HOSTS
 
 
 def open_backend(device: str, kv_format: str) -> Backend:

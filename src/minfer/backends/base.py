@@ -12,6 +12,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from minfer.backends.profile import Profile
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
@@ -38,6 +39,14 @@ class KvRegion:
     v: Any
 
 
+class LaunchList(Protocol):
+    """What a split launches, for looking at."""
+
+    def table(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
 class Program(Protocol):
     """A compiled split. Running it reads and writes only its plan's buffers and the KV regions."""
 
@@ -51,6 +60,7 @@ class Backend(ABC):
     """
 
     name: str
+    profile: Profile | None = None  # where host time goes, if anyone asks
 
     @abstractmethod
     def supports(self, node: Node) -> str | None:
@@ -86,6 +96,10 @@ class Backend(ABC):
     @abstractmethod
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Any]) -> Program:
         """Turn a split of a plan into a program; `buffers` gives the buffer of a value (node index) on this device."""
+
+    def launches(self, plan: Plan, split: Split) -> LaunchList | None:
+        """The launches of a split; None where the device runs it in another way. Takes no memory."""
+        return None
 
     @abstractmethod
     def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:

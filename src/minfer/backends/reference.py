@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -267,13 +268,17 @@ class ReferenceProgram:
         self._steps = [(node.name, node.op, [view(i) for i in node.inputs], view(node.index)) for node in split.nodes]
 
     def run(self) -> None:
+        profile = self._backend.profile
         for name, op, inputs, output in self._steps:
+            start = time.perf_counter() if profile else 0.0
             try:
                 value = _OPS[type(op)](self._backend, op, *inputs)
             except NumericsError as error:
                 raise NumericsError(f"{name}: {error}") from None
             if output is not None:
                 output[...] = value
+            if profile:
+                profile.add(f"{self._backend.name}: {type(op).__name__}", time.perf_counter() - start)
 
 
 # --- how each op calls its function ------------------------------------------------------------------------------

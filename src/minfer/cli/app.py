@@ -67,6 +67,12 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print token counts and speeds on standard error.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Print placement, memory and kernels on standard error.")]
+GpuLayers = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-layers", metavar="N|auto", help="Layers that the device runs; the CPU runs the rest. [default: all]"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -137,6 +143,8 @@ def run(
     kv_format: KvFormat = "auto",
     stats: Stats = False,
     explain: Explain = False,
+    gpu_layers: GpuLayers = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where host time went on standard error.")] = False,
 ) -> None:
     """Answer one prompt.
 
@@ -152,13 +160,21 @@ def run(
         temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed, greedy=greedy
     )
     from minfer.cli import generate
+    from minfer.cli.terminal import note
 
     text = generate.read_prompt(prompt, file)
     if not text:
         _misused("the prompt is empty")
     with generate.load(
-        model, n_ctx=n_ctx, device=device, threads=threads, kv_format=kv_format, explain=explain
+        model,
+        n_ctx=n_ctx,
+        device=device,
+        threads=threads,
+        kv_format=kv_format,
+        explain=explain,
+        gpu_layers=gpu_layers,
     ) as loaded:
+        measured = loaded.engine.start_profile() if profile else None
         generate.answer(
             loaded,
             text,
@@ -169,6 +185,8 @@ def run(
             stop=stop or [],
             stats=stats,
         )
+        if measured:
+            note(measured.table())
 
 
 @app.command()
@@ -190,6 +208,7 @@ def chat(
     kv_format: KvFormat = "auto",
     stats: Stats = False,
     explain: Explain = False,
+    gpu_layers: GpuLayers = None,
 ) -> None:
     """Talk with a model.
 
@@ -202,7 +221,13 @@ def chat(
     from minfer.cli.chat import Chat
 
     with generate.load(
-        model, n_ctx=n_ctx, device=device, threads=threads, kv_format=kv_format, explain=explain
+        model,
+        n_ctx=n_ctx,
+        device=device,
+        threads=threads,
+        kv_format=kv_format,
+        explain=explain,
+        gpu_layers=gpu_layers,
     ) as loaded:
         Chat(
             loaded,
@@ -221,18 +246,36 @@ def plan(
     n_ctx: NCtx = None,
     device: Device = "auto",
     kv_format: KvFormat = "auto",
+    gpu_layers: GpuLayers = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Run the tokens of a text and write what each node gave."),
+    ] = None,
+    text: Annotated[
+        str, typer.Option("--text", metavar="TEXT", help="What --trace runs.")
+    ] = "The capital of France is",
     json: Json = False,
 ) -> None:
     """Show what a step would run.
 
-    Graph, placement, buffers and bytes; nothing is run.
+    Graph, placement, buffers, bytes and kernel launches; nothing is run, unless for a trace.
     """
-    from minfer.cli import generate
-    from minfer.cli.terminal import as_json
+    from minfer.cli import generate, plan
+    from minfer.cli.terminal import note
 
-    with generate.load(model, n_ctx=n_ctx, device=device, threads=None, kv_format=kv_format, explain=False) as loaded:
-        step = loaded.plan(n_tokens)
-        print(as_json(step.to_json()) if json else step)
+    with generate.load(
+        model,
+        n_ctx=n_ctx,
+        device=device,
+        threads=None,
+        kv_format=kv_format,
+        explain=False,
+        gpu_layers=gpu_layers,
+    ) as loaded:
+        if trace is not None:
+            note(plan.write_trace(loaded, text, trace))
+        else:
+            print(plan.shown(loaded, n_tokens, json=json))
 
 
 @app.command()

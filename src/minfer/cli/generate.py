@@ -46,7 +46,14 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def load(
-    model: str | None, *, n_ctx: int | None, device: str, threads: int | None, kv_format: str, explain: bool
+    model: str | None,
+    *,
+    n_ctx: int | None,
+    device: str,
+    threads: int | None,
+    kv_format: str,
+    explain: bool,
+    gpu_layers: str | None = None,
 ) -> Model:
     """Fetch and load a model, saying on standard error what takes time."""
     from minfer import sources
@@ -54,7 +61,8 @@ def load(
     with Download() as progress:
         path = sources.resolve(model, progress=progress)
     with Waiting(f"loading {path.name}"):
-        loaded = minfer.load(path, n_ctx=n_ctx, device=device, threads=threads, kv_format=kv_format)
+        layers = int(gpu_layers) if gpu_layers and gpu_layers.isdecimal() else gpu_layers
+        loaded = minfer.load(path, n_ctx=n_ctx, device=device, threads=threads, kv_format=kv_format, gpu_layers=layers)
     if explain:
         note(loaded.explain())
     elif device == "auto":

@@ -11,8 +11,8 @@ import numpy as np
 
 from minfer.backends import DEVICES
 from minfer.cli.terminal import as_json, safe, style, table
-from minfer.engine.engine import place
 from minfer.engine.model import DEFAULT_N_CTX
+from minfer.engine.place import place
 from minfer.errors import MinferError
 from minfer.gguf import ModelFile, StringArray, open_model
 from minfer.models import load_architecture

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from minfer.backends import DEVICES, open_backend
-from minfer.errors import DeviceMemoryError, NumericsError, RequestError, UnsupportedError
-from minfer.graph import GraphParams, Placement
+from minfer.backends import open_backend
+from minfer.backends.profile import Profile
+from minfer.engine.place import N_BATCH, need, weights_on
+from minfer.errors import NumericsError, RequestError
+from minfer.graph import GraphParams
 from minfer.graph.allocate import Allocator
-from minfer.graph.assign import assign
 from minfer.graph.cache import GraphCache
 from minfer.graph.ir import Input
 from minfer.graph.plan import make_plan
@@ -21,18 +22,15 @@ from minfer.quants import kv_format as parse_kv_format
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from minfer.backends.base import Backend, Program
+    from minfer.backends.base import Backend, LaunchList, Program
     from minfer.gguf import ModelFile
-    from minfer.graph import Node, Plan, Weight
+    from minfer.graph import Node, Placement, Plan
     from minfer.graph.allocate import Split
     from minfer.graph.cache import Compiled
     from minfer.kv import Rows
     from minfer.models import Transformer
 
 F32 = npt.NDArray[np.float32]
-
-#: Tokens of a prompt that go through the graph at a time.
-N_BATCH = 512
 
 
 class Engine:
@@ -64,9 +62,8 @@ class Engine:
         self.cache: GraphCache[Program] = GraphCache(arch.build, self.backends, self.allocator, self._compile)
         plan = self.plan(min(N_BATCH, n_ctx))
         for name, backend in self.backends.items():
-            weights = {weight for node in plan.graph for weight in node.weights if node.device == name}
-            self._check_memory(plan, name, weights)
-            backend.load_weights(file, sorted(weights, key=lambda weight: weight.name))
+            need(backend, arch, plan, n_ctx).check(backend.memory())
+            backend.load_weights(file, sorted(weights_on(plan, name), key=lambda weight: weight.name))
         for layer, name in enumerate(placement.layers):
             self.backends[name].add_kv_region(layer, n_ctx, self.n_kv_values, rows)
 
@@ -90,6 +87,10 @@ class Engine:
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
         """The plan of a step, made for looking at: no memory is taken."""
         return make_plan(self.arch.build, self.params(n_tokens, n_outputs), self.backends, Allocator(self.backends))
+
+    def launches(self, plan: Plan) -> list[tuple[Split, LaunchList | None]]:
+        """The splits of a plan and what each would launch; None where a device runs no kernels of ours."""
+        return [(split, self.backends[split.device].launches(plan, split)) for split in plan.splits]
 
     def prefill(self, tokens: Sequence[int]) -> F32:
         """Run `tokens` after those in the cache, in batches; the logits (n_vocab) after the last one.
@@ -130,6 +131,13 @@ class Engine:
             if node.dtype != "none" and not isinstance(node.op, Input):
                 yield node, self._value(compiled.plan, node)
 
+    def start_profile(self) -> Profile:
+        """Measure where host time goes from now on."""
+        profile = Profile()
+        for backend in self.backends.values():
+            backend.profile = profile
+        return profile
+
     def close(self) -> None:
         self.allocator.close()
         for backend in self.backends.values():
@@ -149,10 +157,8 @@ class Engine:
             "window": rows.window,
             "tail_ids": np.arange(n - m, n, dtype=np.int32),
         }
-        for (index, device), slot in plan.slots.items():
-            node = plan.graph.nodes[index]
-            if isinstance(node.op, Input):
-                self.backends[device].write(self.allocator.buffer(slot), inputs[node.op.kind])
+        for index, device, kind in self._inputs(compiled):
+            self.backends[device].write(self.allocator.buffer(plan.slots[index, device]), inputs[kind])
         for split, program in zip(plan.splits, compiled.programs, strict=True):
             for index in split.receives:
                 node = plan.graph.nodes[index]
@@ -160,6 +166,11 @@ class Engine:
                 self.backends[split.device].write(here, self._value(plan, node))
             program.run()
         return compiled
+
+    def _inputs(self, compiled: Compiled[Program]) -> list[tuple[int, str, str]]:
+        """(node, device, kind) of every input that a plan takes."""
+        nodes = compiled.plan.graph.nodes
+        return [(i, device, op.kind) for i, device in compiled.plan.slots if isinstance(op := nodes[i].op, Input)]
 
     def _value(self, plan: Plan, node: Node) -> npt.NDArray[Any]:
         """A copy of a node's value, numpy shape (the logical shape reversed)."""
@@ -188,40 +199,3 @@ class Engine:
         for token in tokens:
             if not 0 <= token < self.arch.n_vocab:
                 raise RequestError(f"token id {token} is not among the {self.arch.n_vocab:,} rows of the embedding")
-
-    def _check_memory(self, plan: Plan, name: str, weights: set[Weight]) -> None:
-        """Refuse what cannot fit on a device: its weights, KV regions and the buffers of a full batch."""
-        backend = self.backends[name]
-        known = backend.memory()
-        if known is None:
-            return  # unknown is not zero: nothing to compare with
-        held = sum(map(backend.weight_bytes, weights))
-        kv = self.kv_bytes * sum(device == name for device in self.placement.layers) // self.arch.n_layer
-        pools = sum({s.buffer: s.nbytes for s in plan.slots.values() if s.device == name}.values())
-        if held + kv + pools > known[0]:
-            raise DeviceMemoryError(
-                f"{name} has {known[0]:,} bytes free of {known[1]:,}; the model needs {held + kv + pools:,}: "
-                f"weights {held:,}, KV cache {kv:,} ({self.n_ctx:,} cells of {self.kv_format}), buffers "
-                f"{pools:,}. Ask for a smaller context (n_ctx), a smaller KV format, or a smaller model"
-            )
-
-
-def place(arch: Transformer, device: str, kv_format: str) -> Placement:
-    """Where `arch` runs. `auto` is the best device that supports the whole model; a device named runs it or refuses.
-
-    Raises `UnsupportedError` with each device's reason where none can.
-    """
-    reasons = []
-    for name in DEVICES if device == "auto" else (device,):
-        placement = Placement.whole(name, arch.n_layer)
-        backend = open_backend(name, kv_format)
-        try:
-            assign(arch.build(GraphParams(1, 1, placement, kv_format)), {name: backend})
-            return placement
-        except UnsupportedError as error:
-            if device != "auto":
-                raise
-            reasons.append(f"{name}: {error}")
-        finally:
-            backend.close()
-    raise UnsupportedError("no device here runs this model:\n  " + "\n  ".join(reasons))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from minfer.engine.engine import Engine, place
+from minfer.engine.engine import Engine
 from minfer.engine.generate import Generation
+from minfer.engine.place import place
 from minfer.engine.sampler import Sampling
 from minfer.errors import RequestError
 from minfer.gguf import open_model
@@ -35,6 +36,7 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     kv_format: str = "auto",
+    gpu_layers: int | str | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Open a model, fetching it first if need be, and make it ready to generate.
@@ -43,7 +45,8 @@ def load(
     SmolLM2-135M-Instruct (98 MB). `n_ctx` is the number of tokens the KV cache holds, prompt and answer together: by
     default what the model was trained for, up to 4096. `device` is "auto" or a device's name; a device named refuses a
     model it cannot run. `threads` bounds the threads of numpy's BLAS, for the whole process. `kv_format` is "f32",
-    "f16", "q8_0" or "auto".
+    "f16", "q8_0" or "auto". `gpu_layers` is how many layers the device runs, "auto" for as many as its memory holds;
+    the rest runs on the CPU.
 
     Raises `SourceError` if the model cannot be had, `ModelFileError` if it is damaged, `UnsupportedError` if it is of a
     kind that minfer or the device does not run, `DeviceMemoryError` if it does not fit, and `RequestError` for an
@@ -65,7 +68,8 @@ def load(
         if not 1 <= n_ctx <= arch.n_ctx_train:
             raise RequestError(f"n_ctx is {n_ctx:,}; the model was trained for 1 to {arch.n_ctx_train:,} tokens")
         kv = "f32" if kv_format == "auto" else kv_format
-        engine = Engine(file, arch, place(arch, device, kv), n_ctx=n_ctx, kv_format=kv)
+        placement = place(arch, device, kv, gpu_layers=gpu_layers, n_ctx=n_ctx)
+        engine = Engine(file, arch, placement, n_ctx=n_ctx, kv_format=kv)
     except BaseException:
         file.close()
         raise

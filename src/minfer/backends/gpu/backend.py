@@ -1,0 +1,221 @@
+"""The GPU backend: memory, weights where they lie, KV regions, and programs of launches, over any device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
+from minfer.backends.gpu.devices.base import Bound, Step
+from minfer.backends.gpu.inputs import RowCheck, row_checks
+from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
+from minfer.backends.gpu.lower import Context, Region, lower, unsupported
+from minfer.backends.gpu.weights import register
+from minfer.errors import NumericsError, RequestError
+from minfer.quants import FORMATS
+from minfer.quants import kv_format as parse_kv_format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from minfer.backends.gpu.devices.base import Device, Recording
+    from minfer.graph.allocate import Split
+    from minfer.graph.ir import Node, Weight
+    from minfer.graph.plan import Plan
+    from minfer.quants import KvFormat
+
+
+@dataclass(slots=True)
+class Memory:
+    """A buffer of the device. `host` is the last array of integers written to it: rows are checked there."""
+
+    handle: Any
+    nbytes: int
+    label: str
+    host: npt.NDArray[np.int32] | None = None
+
+
+class GpuBackend(Backend):
+    """Runs splits on a device; `lowered` counts the splits that were turned into launches."""
+
+    def __init__(self, device: Device, kv_format: str = "f32", name: str | None = None) -> None:
+        self.device = device
+        self.name = name or device.profile.name
+        self.kv_format = parse_kv_format(kv_format)
+        self.regions: dict[int, KvRegion] = {}
+        self.lowered = 0
+        self._tensors: Tensors | None = None
+        self._weights: dict[str, tuple[Any, int]] = {}
+        self._tables: dict[str, Memory] = {}
+        self._scratch: dict[str, Memory] = {}
+
+    def supports(self, node: Node) -> str | None:
+        return unsupported(node, self.device.profile, self.kv_format.name)
+
+    # --- memory --------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, label: str) -> Memory:
+        return Memory(self.device.buffer(nbytes, label), nbytes, label)
+
+    def free(self, buffer: Memory) -> None:
+        buffer.handle = buffer.host = None
+
+    def write(self, buffer: Memory, data: npt.NDArray[Any]) -> None:
+        raw = np.ascontiguousarray(data)
+        buffer.host = raw.copy() if raw.dtype == np.int32 else None
+        if raw.nbytes:
+            self.device.write(buffer.handle, 0, raw.reshape(-1).view(np.uint8).data)
+
+    def read(self, buffer: Memory, nbytes: int) -> Bytes:
+        self.device.synchronize()
+        return np.frombuffer(self.device.read(buffer.handle, 0, nbytes), np.uint8).copy()
+
+    def memory(self) -> tuple[int, int] | None:
+        return self.device.memory()
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
+
+    # --- weights and KV rows -------------------------------------------------------------------------------------
+
+    def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
+        self._tensors = tensors
+        self._weights = register(self.device, tensors, weights)
+
+    def weight_bytes(self, weight: Weight) -> int:
+        if self.device.profile.unified_memory:
+            return 0
+        return math.prod(weight.shape[1:]) * FORMATS[weight.type].row_bytes(weight.shape[0])
+
+    def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
+        row_bytes = kv_format.row_bytes(n_values)
+        k, v = (self.allocate(n_cells * row_bytes, f"{side} rows of layer {layer}") for side in "KV")
+        region = KvRegion(layer, n_cells, n_values, row_bytes, k, v)
+        self.regions[layer] = region
+        return region
+
+    def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Through a staging buffer, so a move may overlap itself in either direction."""
+        for region in self.regions.values():
+            size = region.row_bytes
+            longest = max((count for _, _, count in moves), default=0)
+            if not longest:
+                return
+            for source, target, count in moves:
+                if min(source, target, count) < 0 or max(source, target) + count > region.n_cells:
+                    raise RequestError(
+                        f"layer {region.layer}: moving {count} rows from cell {source} to {target} leaves the "
+                        f"{region.n_cells} cells of the region"
+                    )
+            staging = self.device.buffer(longest * size, "row staging")
+            for rows in (region.k.handle, region.v.handle):
+                for source, target, count in moves:
+                    if count:
+                        self.device.copy(rows, source * size, staging, 0, count * size)
+                        self.device.copy(staging, 0, rows, target * size, count * size)
+
+    # --- programs ------------------------------------------------------------------------------------------------
+
+    def lower(self, plan: Plan, split: Split) -> tuple[Context, list[Launch]]:
+        """The launches of a split; takes no memory."""
+        shapes = {i: Region(r.n_cells, r.n_values, r.row_bytes) for i, r in self.regions.items()}
+        context = Context(plan, self.name, self.device.profile, shapes, self._values)
+        launches = lower(context, split)
+        self.lowered += 1
+        return context, launches
+
+    def launches(self, plan: Plan, split: Split) -> LaunchList:
+        return LaunchList(tuple(self.lower(plan, split)[1]))
+
+    def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Memory]) -> GpuProgram:
+        context, launches = self.lower(plan, split)
+        fences = barriers(launches)
+        prove_ordered(launches, fences)
+        for name, values in context.tables.items():
+            if name not in self._tables:
+                table = self._tables[name] = self.allocate(values.nbytes, f"table {name}")
+                self.device.write(table.handle, 0, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        for name, nbytes in context.scratch.items():
+            if name not in self._scratch or self._scratch[name].nbytes < nbytes:
+                self._scratch[name] = self.allocate(nbytes, f"scratch {name}")
+        pool = {slot.buffer: buffers(index) for (index, device), slot in plan.slots.items() if device == self.name}
+
+        def resolve(ref: Ref) -> tuple[Any, int]:
+            if ref.space == "pool":
+                return pool[int(ref.key)].handle, 0
+            if ref.space == "weight":
+                return self._weights[str(ref.key)]
+            if ref.space == "table":
+                return self._tables[str(ref.key)].handle, 0
+            if ref.space == "scratch":
+                return self._scratch[str(ref.key)].handle, 0
+            region = self.regions[int(ref.key)]
+            return (region.k if ref.space == "k" else region.v).handle, 0
+
+        steps = []
+        for launch, fence in zip(launches, fences, strict=True):
+            bound = []
+            for b in launch.bindings:
+                handle, offset = resolve(b.ref)
+                bound.append(Bound(b.slot, handle, offset, b.start, b.end, b.access != "write", b.writes))
+            steps.append(Step(launch, tuple(bound), fence))
+        checks = row_checks(plan, split, shapes=context.regions, buffers=buffers)
+        return GpuProgram(self, tuple(steps), checks)
+
+    def _values(self, weight: Weight) -> npt.NDArray[np.float32]:
+        if self._tensors is None:
+            raise RequestError(f"{weight.name}: this backend has no weights loaded")
+        values: npt.NDArray[np.float32] = FORMATS[weight.type].dequantize(self._tensors.data(weight.name)).reshape(-1)
+        if not (np.isfinite(values).all() and values.all()):
+            raise NumericsError(f"{weight.name}: a frequency factor is zero, NaN or Inf")
+        return values
+
+    def close(self) -> None:
+        self.device.close()
+        self._weights.clear()
+        self._tables.clear()
+        self._scratch.clear()
+        self.regions.clear()
+        self._tensors = None
+
+
+class GpuProgram:
+    """The launches of a split with their buffers. Encoded directly the first time, recorded on the second run."""
+
+    def __init__(self, backend: GpuBackend, steps: tuple[Step, ...], checks: tuple[RowCheck, ...]) -> None:
+        self.backend = backend
+        self.device = backend.device
+        self.steps = steps
+        self.checks = checks
+        self._ran = False
+        self._recording: Recording | None = None
+
+    def run(self) -> None:
+        if (profile := self.backend.profile) is None:
+            self._check()
+            self._submit()
+            return
+        name = self.backend.name
+        with profile.measure(f"{name}: row checks"):
+            self._check()
+        with profile.measure(f"{name}: {'replay' if self._recording else 'encode'}"):
+            self._submit()
+        with profile.measure(f"{name}: wait"):
+            self.device.synchronize()
+
+    def _check(self) -> None:
+        for check in self.checks:
+            check()
+
+    def _submit(self) -> None:
+        if not self._ran:
+            self.device.encode(self.steps)
+            self._ran = True
+            return
+        if self._recording is None:
+            self._recording = self.device.record(self.steps)
+        self._recording.run()

@@ -1,0 +1,172 @@
+"""The software Metal device: the real kernels, on any CPU, slowly; with checks and byte counters when asked."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+from minfer.backends.gpu.devices.base import Device, Step
+from minfer.backends.gpu.kernels import source
+from minfer.backends.gpu.lower import Profile
+from minfer.backends.gpu.lower.choose import tiers_off
+from minfer.errors import DeviceError, DeviceMemoryError, UnsupportedError
+from minfer.msl.device import PAGE, Buffer
+from minfer.msl.device import Device as SoftwareDevice
+from minfer.msl.errors import MslError, ToolError
+from minfer.msl.library import Kernel, Library
+from minfer.msl.recording import Bound as NativeBound
+from minfer.msl.recording import Launch as NativeLaunch
+from minfer.msl.recording import Recording as NativeRecording
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from minfer.backends.gpu.launch import Constant, Launch
+    from minfer.msl.checks import Report
+
+#: Offset alignment of an argument struct in the arena that holds those of a list of launches.
+ARGUMENT_ALIGNMENT = 256
+
+
+@cache
+def library(family: str) -> Library:
+    """A family's kernels, parsed once a process."""
+    return Library(source(family), name=f"{family}.metal")
+
+
+def prepare(launches: Iterable[Launch], mode: str = "fast") -> None:
+    """Compile the kernels of many launches together, a compilation a family: much cheaper than one by one."""
+    wanted: dict[str, dict[tuple[str, tuple[tuple[str, object], ...]], Launch]] = {}
+    for launch in launches:
+        wanted.setdefault(launch.family, {})[launch.kernel, launch.constants] = launch
+    for family, variants in wanted.items():
+        library(family).prepare([(v.kernel, dict(v.constants)) for v in variants.values()], mode)
+
+
+class SimulatorRecording:
+    """Native launches, and the device whose order and checks they run with."""
+
+    def __init__(self, device: SimulatorDevice, steps: Sequence[Step]) -> None:
+        self._device = device
+        self.steps = steps
+        arena, offsets = device.arena(steps)
+        self._native = NativeRecording([device.native(s, arena, at) for s, at in zip(steps, offsets, strict=True)])
+
+    def run(self) -> None:
+        self._device.run(self._native, self.steps)
+
+
+class SimulatorDevice(Device):
+    """`check` runs every launch with all checks and keeps a report of each in `reports`; a finding raises.
+
+    `order` (forward, backward, shuffled by `seed`, lockstep) is the order of lanes, threadgroups and launches that no
+    barrier orders.
+    """
+
+    def __init__(self, *, check: bool = False, order: str = "forward", seed: int = 0) -> None:
+        self._device = SoftwareDevice(check=check, order=order, seed=seed)
+        self.profile = Profile(
+            "simulator",
+            unified_memory=True,
+            max_threads=self._device.max_threads_per_threadgroup,
+            max_threadgroup_bytes=self._device.max_threadgroup_memory_length,
+            max_buffer_bytes=1 << 32,
+            off=tiers_off(),
+        )
+        self.reports: list[tuple[Step, Report]] = []
+        self.encoded = self.recorded = 0
+        self._dead = ""
+
+    def buffer(self, nbytes: int, label: str) -> Buffer:
+        try:
+            return self._device.buffer(max(nbytes, 16), label=label)
+        except (MslError, OSError, MemoryError) as error:
+            known = self.memory()
+            free = f"{known[0]:,}" if known else "an unknown number of"
+            raise DeviceMemoryError(f"{label}: {nbytes:,} bytes asked for, {free} bytes free ({error})") from error
+
+    def wrap(self, address: int, nbytes: int, keep: object, label: str) -> tuple[Buffer, int]:
+        offset = address % mmap.PAGESIZE
+        length = -(-(offset + nbytes) // PAGE) * PAGE
+        base = address - offset
+        return self._device.buffer_no_copy(base, length, keep=keep, backed=offset + nbytes, label=label), offset
+
+    def write(self, buffer: Buffer, offset: int, data: bytes | memoryview) -> None:
+        buffer.write(data, offset)
+
+    def read(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
+        return buffer.read(offset, nbytes)
+
+    def copy(self, source: Buffer, source_offset: int, target: Buffer, target_offset: int, nbytes: int) -> None:
+        target.write(source.read(source_offset, nbytes), target_offset)
+
+    def encode(self, steps: Sequence[Step]) -> None:
+        self.encoded += 1
+        SimulatorRecording(self, steps).run()
+
+    def record(self, steps: Sequence[Step]) -> SimulatorRecording:
+        self.recorded += 1
+        return SimulatorRecording(self, steps)
+
+    def synchronize(self) -> None:
+        """A run returns when it is done; what is left is whether it ended well."""
+        if self._dead:
+            raise DeviceError(f"the simulator stopped at an earlier fault: {self._dead}")
+
+    def memory(self) -> tuple[int, int] | None:
+        try:
+            page = os.sysconf("SC_PAGE_SIZE")
+            return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+        except (ValueError, OSError):
+            return None
+
+    def close(self) -> None:
+        self.reports.clear()
+
+    # --- launches in the software device's form ------------------------------------------------------------------
+
+    def arena(self, steps: Sequence[Step]) -> tuple[Buffer, list[int]]:
+        """The argument structs of all launches in one buffer, and where each lies."""
+        offsets, raw = [], bytearray()
+        for step in steps:
+            offsets.append(len(raw))
+            raw += step.launch.args
+            raw += bytes(-len(raw) % ARGUMENT_ALIGNMENT)
+        buffer = self.buffer(len(raw), "arguments")
+        if raw:
+            buffer.write(bytes(raw))
+        return buffer, offsets
+
+    def native(self, step: Step, arena: Buffer, offset: int) -> NativeLaunch:
+        launch = step.launch
+        buffers = {0: NativeBound(arena, offset, (0, len(launch.args)), ())}
+        for b in step.bound:
+            whole = (b.start, b.end - b.start)
+            buffers[b.slot] = NativeBound(b.buffer, b.offset, whole if b.reads else (), whole if b.writes else ())
+        x, y, z = launch.grid
+        kernel = _kernel(launch.family, launch.kernel, launch.constants)
+        grid, threads = (x * launch.threads, y, z), (launch.threads, 1, 1)
+        return NativeLaunch(kernel, grid, threads, buffers, {}, step.barrier, launch.node)
+
+    def run(self, recording: NativeRecording, steps: Sequence[Step]) -> None:
+        """Run native launches; a fault or a finding is a `DeviceError` and the end of the device."""
+        self.synchronize()
+        try:
+            reports = recording.run(self._device.run)
+        except ToolError as error:
+            raise UnsupportedError(f"the simulator compiles its kernels: {error}") from error
+        except MslError as error:
+            self._dead = str(error)
+            raise DeviceError(f"the simulator stopped: {error}") from error
+        for step, report in zip(steps, reports, strict=False):
+            self.reports.append((step, report))
+            if report.findings:
+                self._dead = f"{step.launch.node} ({step.launch.kernel}): {report}"
+                raise DeviceError(self._dead)
+
+
+@cache
+def _kernel(family: str, name: str, constants: tuple[tuple[str, Constant], ...]) -> Kernel:
+    return library(family).kernel(name, dict(constants))

@@ -1,0 +1,47 @@
+// What every kernel file starts with. Shapes are written (features, tokens), features fastest, as in the graph.
+#pragma once
+#include <metal_stdlib>
+#include <metal_simdgroup_matrix>
+using namespace metal;
+#include "args.h"
+
+// The second is the spelling of clang, on which Metal's compiler is built; a compiler ignores what it does not know.
+#pragma METAL fp contract(off)
+#pragma clang fp contract(off)
+
+constant constexpr uint SIMD = 32;  // lanes of a simdgroup; a warp on NVIDIA
+
+// Four consecutive values of one row at an offset that is a multiple of four.
+inline float4 load4(device const float * x) { return *(device const float4 *)x; }
+
+inline float half_at(device const uchar * p) { return float(*(device const half *)p); }  // p is 2-byte aligned
+inline uint u16_at(device const uchar * p) { return *(device const ushort *)p; }          // p is 2-byte aligned
+inline uint u32_at(device const uchar * p) { return u16_at(p) | u16_at(p + 2) << 16; }    // p is 2-byte aligned
+inline uint u32_aligned(device const uchar * p) { return *(device const uint *)p; }       // p is 4-byte aligned
+inline uint u32_bytes(device const uchar * p) { return uint(p[0]) | uint(p[1]) << 8 | uint(p[2]) << 16 | uint(p[3]) << 24; }
+
+// The four bytes of a word as numbers, lowest first.
+inline float4 bytes4(uint q) { return float4(as_type<uchar4>(q)); }
+inline float4 signed4(uint q) { return float4(as_type<char4>(q)); }
+inline float4 low_nibbles(uint q) { return bytes4(q & 0x0F0F0F0Fu); }
+inline float4 high_nibbles(uint q) { return bytes4(q >> 4 & 0x0F0F0F0Fu); }
+// Bit k, k + 1, k + 2, k + 3 of h as bit 4 of byte 0, 1, 2, 3.
+inline uint fifth_bits(uint h, uint k) {
+    const uint b = h >> k;
+    return (b & 1) << 4 | (b & 2) << 11 | (b & 4) << 18 | (b & 8) << 25;
+}
+
+inline float silu(float x) { return x / (1.0f + exp(-x)); }
+// tanh form, arXiv:1606.08415; the constants are sqrt(2 / pi) and 0.044715
+inline float gelu(float x) { return 0.5f * x * (1.0f + precise::tanh(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
+inline float soft_cap(float x, float cap) { return cap * precise::tanh(x / cap); }
+
+// Sum of squares of a row of n values by one simdgroup: lane l adds i = l, l + 32, ... in order, then the lanes' sums
+// are added by simd_sum. Every kernel that needs a row's norm calls this, so fused and unfused kernels agree. `P` is a
+// pointer to device or threadgroup memory. Reached by the whole simdgroup.
+template <typename P> inline float sum_of_squares(P x, uint n, uint lane) {
+    float s = 0;
+    for (uint i = lane; i < n; i += SIMD) s = fma(x[i], x[i], s);
+    return simd_sum(s);
+}
+inline float norm_scale(float squares, uint n, float eps) { return 1.0f / precise::sqrt(squares / float(n) + eps); }

@@ -1,0 +1,43 @@
+// KV rows: the formats of minfer/quants/kv.py. 0 f32, 1 f16, 2 q8_0 (blocks of d f16, 32 int8; 34 bytes).
+#pragma once
+#include "common.h"
+
+enum kv_type : uint { KV_F32 = 0, KV_F16 = 1, KV_Q8_0 = 2 };
+
+// Values v ... v + 7 of a row; v is a multiple of 8. `d` keeps a q8_0 block's scale while `v` walks on: it is read at a
+// block's start and wherever `fresh` is set.
+inline void kv_load8(uint format, device const uchar * row, uint v, bool fresh, thread float & d, thread float4 & a, thread float4 & b) {
+    if (format == KV_F32) {
+        a = load4((device const float *)row + v);
+        b = load4((device const float *)row + v + 4);
+    } else if (format == KV_F16) {
+        a = float4(*(device const half4 *)(row + 2 * v));
+        b = float4(*(device const half4 *)(row + 2 * v + 8));
+    } else {
+        device const uchar * p = row + 34 * (v / 32);
+        if (fresh || (v & 31) == 0) d = half_at(p);
+        a = signed4(u32_at(p + 2 + (v & 31))) * d;
+        b = signed4(u32_at(p + 6 + (v & 31))) * d;
+    }
+}
+
+// A simdgroup stores value v = 32 block + lane of a row of n values. In q8_0 all 32 are there (n is whole blocks):
+// d = max|x| / 127, codes x * (1 / d) half to even. Reached by the whole simdgroup.
+inline void kv_store32(uint format, device uchar * row, uint block, uint n, float x, uint lane) {
+    const uint v = 32 * block + lane;
+    if (format == KV_F32) {
+        if (v < n) ((device float *)row)[v] = x;
+    } else if (format == KV_F16) {
+        if (v < n) ((device half *)row)[v] = half(x);
+    } else {
+        // Codes cannot hold a NaN or Inf: the scale becomes NaN, and so does every value read back.
+        const float d = simd_all(isfinite(x)) ? simd_max(fabs(x)) / 127.0f : NAN;
+        const float inverse = 1.0f / d;
+        const float code = isfinite(inverse) ? rint(x * inverse) : 0.0f;
+        device uchar * p = row + 34 * block;
+        if (v < n) {
+            if (lane == 0) *(device half *)p = half(d);
+            p[2 + lane] = as_type<uchar>(char(code));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+"""Attention over a layer's KV rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minfer.backends.gpu import args
+from minfer.backends.gpu.lower import choose
+from minfer.backends.gpu.lower.context import KV_TYPES, Context, ceil_div, launch
+
+if TYPE_CHECKING:
+    from minfer.backends.gpu.launch import Launch
+    from minfer.graph import ir
+    from minfer.graph.ir import Node
+
+#: Queries of one head a threadgroup of the tiled kernel.
+TILE_QUERIES = 8
+
+
+def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
+    q, positions, window = c.inputs(node)
+    region, n = c.regions[op.layer], q.shape[1]
+    layout = window.shape[0] // n
+    bindings = [c.value(1, q), c.value(2, positions), c.kv(4, "k", op.layer, "read"), c.kv(5, "v", op.layer, "read")]
+    if layout:
+        bindings.append(c.value(3, window))
+    values = {
+        "n_head": op.n_head,
+        "n_kv_head": op.n_kv_head,
+        "n_queries": n,
+        "row_bytes": region.row_bytes,
+        "sliding": op.sliding or 0,
+        "scale": op.scale,
+        "softcap": op.softcap or 0.0,
+    }
+    constants = {"head_dim": op.head_dim, "kv_format": KV_TYPES[c.kv_format], "layout": layout}
+    # What a window holds is known when it runs; the most that it can hold is what the plan can say.
+    rows = min(region.n_cells, op.sliding or region.n_cells)
+    moved = q.nbytes + node.nbytes + 2 * rows * region.row_bytes
+    flops = 4 * rows * node.n_elements
+    if choose.tiled(c.profile, n, layout):
+        return [
+            launch(
+                node,
+                "attention_tiled",
+                "attention_tiled",
+                args.ATTN,
+                values,
+                [*bindings, c.value(6, node, "write")],
+                (op.n_head, ceil_div(n, TILE_QUERIES), 1),
+                32,
+                constants={"head_dim": op.head_dim, "kv_format": KV_TYPES[c.kv_format]},
+                nbytes=moved,
+                flops=flops,
+            )
+        ]
+    group = op.n_head // op.n_kv_head
+    heads, n_splits = choose.head_group(group), choose.splits(c.profile, n, region.n_cells)
+    constants["n_splits"] = n_splits
+    kernel, grid = f"attention_g{heads}", (op.n_kv_head * ceil_div(group, heads), n, n_splits)
+    if n_splits == 1:
+        bindings.append(c.value(6, node, "write"))
+    else:
+        size = 4 * n * op.n_head * n_splits * (op.head_dim + 2)
+        bindings.append(c.temporary(7, "attention", size, "write"))
+    launches = [
+        launch(
+            node,
+            "attention",
+            kernel,
+            args.ATTN,
+            values,
+            bindings,
+            grid,
+            32,
+            constants=constants,
+            nbytes=moved,
+            flops=flops,
+        )
+    ]
+    if n_splits > 1:
+        parts = [c.temporary(1, "attention", size, "read"), c.value(2, node, "write")]
+        fixed = {"head_dim": op.head_dim, "n_splits": n_splits}
+        launches.append(
+            launch(
+                node,
+                "attention",
+                "attention_combine",
+                args.ATTN,
+                values,
+                parts,
+                (op.n_head, n, 1),
+                32,
+                constants=fixed,
+                flops=n_splits * node.n_elements,
+            )
+        )
+    return launches

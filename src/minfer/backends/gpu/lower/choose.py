@@ -1,0 +1,94 @@
+"""Which kernel runs what, by shape: one table with its thresholds, which the docs print."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minfer.errors import RequestError
+
+if TYPE_CHECKING:
+    from minfer.backends.gpu.lower.context import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A kernel for matrix products of up to `max_tokens`: `rows` by `tokens` results a simdgroup (or a threadgroup)."""
+
+    kernel: str
+    tier: str
+    max_tokens: int
+    rows: int
+    tokens: int
+    why: str
+
+
+MANY = 1 << 30
+
+#: In order; the first whose `max_tokens` is reached and whose tier is on. The last row serves every token count.
+PRODUCTS = (
+    Choice("project_t1", "matvec", 1, 4, 1, "bound by weight bytes: each is read once"),
+    Choice("project_t2", "matvec", 2, 4, 2, "the same weights for two tokens"),
+    Choice("project_t4", "matvec", 4, 2, 4, "the same weights for four tokens"),
+    Choice("project_t8", "matvec", 8, 2, 8, "the same weights for eight tokens"),
+    Choice("gemm", "gemm", MANY, 64, 32, "bound by arithmetic: simdgroup matrices; no norm prologue"),
+    Choice("project_t8", "any", MANY, 2, 8, "eight tokens at a time, where gemm is off or a norm is joined"),
+)
+
+#: Query heads that share the keys of one KV head in a threadgroup: the first that holds the group, else the last.
+HEAD_GROUPS = (1, 2, 4, 8)
+
+#: Up to this many queries, attention is split over the rows of the window.
+SPLIT_MAX_QUERIES = 8
+#: Rows of the KV region a split, and the most splits; fixed when a program is made, whatever the window holds then.
+SPLIT_ROWS, MAX_SPLITS = 256, 16
+#: From this many queries on, attention over causal windows is tiled: 8 queries share the keys. Queries with windows of
+#: their own (spans, maps) read their own rows only, each for itself.
+TILED_MIN_QUERIES = 9
+
+TIERS = ("gemm", "split", "tiled")
+
+
+def product(profile: Profile, n_tokens: int, *, norm: bool) -> Choice:
+    """The kernel for a matrix product of `n_tokens`."""
+    for choice in PRODUCTS:
+        if n_tokens > choice.max_tokens or choice.tier in profile.off:
+            continue
+        if choice.tier == "gemm" and (norm or not profile.simd_matrix):
+            continue
+        return choice
+    raise AssertionError("the last row serves everything")
+
+
+def head_group(group: int) -> int:
+    """Query heads a threadgroup, for `group` query heads a KV head."""
+    return next((g for g in HEAD_GROUPS if group <= g), HEAD_GROUPS[-1])
+
+
+def splits(profile: Profile, n_queries: int, n_cells: int) -> int:
+    """Into how many parts the rows of a window are split."""
+    if n_queries > SPLIT_MAX_QUERIES or "split" in profile.off:
+        return 1
+    return max(1, min(MAX_SPLITS, n_cells // SPLIT_ROWS))
+
+
+def tiled(profile: Profile, n_queries: int, window: int) -> bool:
+    """Whether attention runs over tiles of queries."""
+    return n_queries >= TILED_MIN_QUERIES and window == 0 and profile.simd_matrix and "tiled" not in profile.off
+
+
+def tiers_off(text: str | None = None) -> frozenset[str]:
+    """Tiers switched off by `MINFER_KERNELS`, as in `gemm:off,attn:generic`; `RequestError` for another word."""
+    text = os.environ.get("MINFER_KERNELS", "") if text is None else text
+    off: set[str] = set()
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition(":")
+        if part == "attn:generic":
+            off |= {"split", "tiled"}
+        elif name in TIERS and value == "off":
+            off.add(name)
+        else:
+            known = ", ".join(f"{tier}:off" for tier in TIERS)
+            raise RequestError(f"MINFER_KERNELS: {part!r} is none of {known}, attn:generic")
+    return frozenset(off)

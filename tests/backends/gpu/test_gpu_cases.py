@@ -1,0 +1,118 @@
+"""Every op case on the simulator against the reference, in both orders of lanes; and under all checks."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import gpu_cases
+import numpy as np
+import pytest
+
+from minfer import cases
+from minfer.backends.reference import ReferenceBackend
+
+if TYPE_CHECKING:
+    from minfer.cases import Case
+
+CASES = cases.all_cases()
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    gpu_cases.compile_all(CASES)
+
+
+@cache
+def expected(name: str) -> list[cases.Array]:
+    case = gpu_cases.by_name(name)
+    return cases.run(case, ReferenceBackend(case.kv_format))
+
+
+def run(case: Case, **options: object) -> list[cases.Array]:
+    gpu = gpu_cases.backend(case, **options)
+    got = cases.run(case, gpu)
+    assert gpu.device.encoded == len(case.graph(gpu.name).outputs[:1])  # it ran there, in one program
+    return got
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_case(case: Case) -> None:
+    got = run(case)
+    want = expected(case.name)
+    assert len(got) == len(want) > 0
+    for g, w in zip(got, want, strict=True):
+        assert cases.error(g, w) <= cases.BOUNDS[case.kind]
+    for a, b in zip(run(case, order="backward"), got, strict=True):
+        np.testing.assert_array_equal(a, b, "the order of the lanes changes the result")
+
+
+# --- under all checks --------------------------------------------------------------------------------------------
+
+#: One small case or more of each kernel; the whole list is in the slow run. Cases of thousands of rows are for speed.
+QUICK = (
+    "embed/Q4_1",
+    "embed/Q6_K",
+    "embed/F16",
+    "get_rows",
+    "permute/201",
+    "swiglu/33x1",
+    "softmax/33x1",
+    "rms_norm/33x1",
+    "head_norm/80",
+    "rope/neox/partial",
+    "kv_store/q8_0/96x3",
+    "kv_store/f16/96x3",
+    "head_rope_store/norm/q8_0/head64/biased/normed",
+    "attn/map/q8_0/sliding5",
+    "attn/span/f16/full",
+    "attn/sliding3/decode",
+    "attn/sliding16/prefill",
+    "project/norm_qkv/n1",
+    "project/bias/n2",
+    "project/geglu/n5",
+    "project/swiglu/Q4_1/n1",
+    "project/add/n9",
+    "project/swiglu/BF16/n33",
+)
+LONG = ("/constant_v/",)
+
+
+def check(case: Case, order: str) -> None:
+    """A checked run: a finding raises. Every launch gave a report, and what it touched is what it declared."""
+    gpu = gpu_cases.backend(case, check=True, order=order)
+    got = cases.run(case, gpu)
+    assert len(gpu.device.reports) == len(gpu_cases.launches(case)) > 0
+    for g, w in zip(got, expected(case.name), strict=True):
+        assert cases.error(g, w) <= cases.BOUNDS[case.kind]
+
+
+def test_the_quick_list_has_every_kernel() -> None:
+    listed = gpu_cases.variants(gpu_cases.by_name(name) for name in QUICK)
+    every = gpu_cases.variants(CASES)
+    missing = {launch.kernel for launch in every} - {launch.kernel for launch in listed}
+    assert missing <= {"attention_g1", "attention_g4", "attention_g8", "copy_strided"}, "instances of kernels listed"
+
+
+@pytest.fixture(scope="module")
+def compiled_quick() -> None:
+    gpu_cases.compile_all(map(gpu_cases.by_name, QUICK), "checked")
+
+
+@pytest.mark.usefixtures("compiled_quick")
+@pytest.mark.parametrize("name", QUICK)
+def test_checked(name: str) -> None:
+    check(gpu_cases.by_name(name), "forward")
+
+
+@pytest.fixture(scope="module")
+def compiled_checked() -> None:
+    gpu_cases.compile_all(CASES, "checked")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_checked")
+@pytest.mark.parametrize("case", [c for c in CASES if not any(part in c.name for part in LONG)], ids=lambda c: c.name)
+def test_checked_all(case: Case) -> None:
+    check(case, "backward")

@@ -1,0 +1,175 @@
+"""Results that are known exactly, whatever the order of sums; and windows that must not reach other rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import gpu_cases
+import numpy as np
+import pytest
+
+from minfer import cases
+from minfer.backends.reference import ReferenceBackend
+from minfer.cases import Case, KvFill, MemoryTensors, Value
+from minfer.graph import ir
+from minfer.graph.ir import Weight
+from minfer.quants import FORMATS, KV_FORMATS
+
+
+def run(case: Case, weights: dict[str, np.ndarray[Any, Any]] | None = None, **inputs: Any) -> np.ndarray[Any, Any]:
+    """The case's value on the simulator, with weights and inputs of our own where they are given."""
+    if weights is not None:
+        raw = {w.name: FORMATS[w.type].quantize(weights[w.name].astype(np.float32)) for w in ir.weights_of(case.op)}
+        object.__setattr__(case, "weights", lambda seed=0: MemoryTensors(raw))
+    data = {**case.data(), **inputs}
+    object.__setattr__(case, "data", lambda seed=0: data)
+    return np.asarray(cases.run(case, gpu_cases.backend(case))[0])
+
+
+@pytest.mark.parametrize("n", [1, 9])
+def test_constants_through_norm_and_matmul(n: int) -> None:
+    """A constant vector normalizes to ones; 0.5 (gain) x 0.25 (weight) x 4096 (terms) is 512, exactly."""
+    op = ir.Project((Weight("w", "F16", (4096, 3)),), (Weight("g", "F32", (4096,)), 0.0))
+    case = Case("constants", op, (Value((4096, n), fill=7.0),), "matmul")
+    weights = {"w": np.full((3, 4096), 0.25), "g": np.full((1, 4096), 0.5)}
+    assert np.array_equal(run(case, weights), np.full((n, 3), 512, np.float32))
+
+
+@pytest.mark.parametrize("type_", ["F16", "BF16"])
+@pytest.mark.parametrize("n", [1, 9])
+def test_half_weights_are_the_converted_values(type_: str, n: int) -> None:
+    """A one-hot input picks a column of the weight: its bits are those of the shifted or converted values."""
+    values = np.random.default_rng(0).standard_normal((37, 97)).astype(np.float32)
+    case = Case("onehot", ir.MatMul(Weight("w", type_, (97, 37))), (Value((97, n)),), "matmul")
+    picked = np.arange(n) * 7
+    got = run(case, {"w": values}, x0=np.eye(97, dtype=np.float32)[picked])
+    if type_ == "F16":
+        want = values.astype(np.float16).astype(np.float32)
+    else:
+        bits = values.view(np.uint32)
+        want = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    assert np.array_equal(got, want[:, picked].T)
+
+
+def test_values_beyond_f16_stay_finite_in_a_matrix_product() -> None:
+    case = Case("large", ir.MatMul(Weight("w", "F32", (64, 8))), (Value((64, 16), fill=2.0**20),), "matmul")
+    got = run(case, {"w": np.full((8, 64), 2.0**17)})
+    assert np.array_equal(got, np.full((16, 8), 2.0**43, np.float32))
+
+
+# --- attention ---------------------------------------------------------------------------------------------------
+
+
+def windowed(layout: int, window: tuple[int, ...], n: int, fmt: str = "f32", sliding: int | None = None) -> Case:
+    return cases._windowed(f"window{layout}", layout, window, n, fmt, sliding)
+
+
+@pytest.mark.parametrize("fmt", KV_FORMATS)
+@pytest.mark.parametrize(("layout", "window"), [(2, (17, 18)), (8, (0, 0, 17, 1, 0, 0, 0, 0))])
+def test_a_window_of_one_row_returns_that_v_row(fmt: str, layout: int, window: tuple[int, ...]) -> None:
+    case = windowed(layout, window, 1, fmt)
+    got = run(case).reshape(4, 64)
+    kept = KV_FORMATS[fmt].unpack(KV_FORMATS[fmt].pack(case.data(0)["kv_v"]), 128)[17].reshape(2, 64)
+    assert np.array_equal(got, np.repeat(kept, 2, axis=0))
+
+
+def test_a_query_without_rows_gives_zeros() -> None:
+    assert not run(windowed(2, (5, 5), 1)).any()
+    assert not run(windowed(8, (9, 0) * 4, 1)).any()
+
+
+def test_a_window_shifted_by_one_changes_the_result() -> None:
+    here, shifted = (run(windowed(2, span, 1)) for span in ((10, 20), (11, 21)))
+    assert np.abs(here - shifted).max() > 1e-3
+
+
+@pytest.mark.parametrize("n", [1, 20])
+def test_keys_with_a_bias_of_600_stay_finite(n: int) -> None:
+    case = cases._causal("bias", 64, 2, 1, n, 30)
+    got = run(case, kv_k=case.data()["kv_k"] + 600)
+    assert np.isfinite(got).all()
+
+
+def test_a_block_of_zeros_in_q8_0_stays_zero() -> None:
+    kv = KvFill(64, 4, (0, 1), "q8_0")
+    inputs = (Value((64, 2), fill=0.0), Value((64, 2), fill=0.0), Value((2,), integers=(0, 1)))
+    case = Case("zeros", ir.KvStore(0), inputs, "exact", kv)
+    assert not np.asarray(cases.run(case, gpu_cases.backend(case))).any()
+
+
+@pytest.mark.parametrize("n", [1, 20])
+@pytest.mark.parametrize("sliding", [None, 5])
+def test_rows_outside_a_query_s_window_do_not_reach_it(n: int, sliding: int | None) -> None:
+    """NaN in the last row's value (and key) makes the last query NaN, and no other: 0 x NaN is never added."""
+    case = cases._causal("nan", 64, 2, 1, n, 30, sliding=sliding)
+    clean = run(case)
+    data = case.data(0)
+    k, v = data["kv_k"].copy(), data["kv_v"].copy()
+    k[-1], v[-1] = np.nan, np.nan
+    got = run(case, kv_k=k, kv_v=v)
+    assert np.isnan(got[-1]).all()
+    assert np.array_equal(got[:-1], clean[:-1])
+    # The rows before a sliding window
+    if sliding:
+        k, v = data["kv_k"].copy(), data["kv_v"].copy()
+        k[: 31 - sliding], v[: 31 - sliding] = np.nan, np.nan
+        assert np.array_equal(run(case, kv_k=k, kv_v=v), clean)
+
+
+@pytest.mark.parametrize("n_cells", [40, 2000])
+@pytest.mark.parametrize("fmt", KV_FORMATS)
+def test_nan_in_a_window_is_not_hidden(fmt: str, n_cells: int) -> None:
+    """Whole or split, stored in any format: a NaN reaches the result, where the check on the logits finds it."""
+    case = cases._causal("nan", 64, 2, 1, 1, 30)
+    case = Case(case.name, case.op, case.inputs, case.kind, KvFill(64, n_cells, tuple(range(31)), fmt))
+    v = case.data(0)["kv_v"].copy()
+    v[7, 3] = np.nan
+    got = run(case, kv_v=v)[0].reshape(2, 64)
+    assert np.isnan(got[:, 3]).all()
+    k = case.data(0)["kv_k"].copy()
+    k[7, 3] = np.nan
+    assert np.isnan(run(dataclasses.replace(case), kv_k=k)).all()
+
+
+def lengths(step: int) -> list[int]:
+    return list(range(1, 201, step))
+
+
+def check_length(total: int, fmt: str) -> None:
+    """All of `total` rows as one batch, and the last query alone, against the definition."""
+    for n in {total, 1}:
+        case = cases._causal(f"length{total}", 40, 2, 1, n, total - n, fmt)
+        got = run(case)
+        data = case.data(0)
+        k, v = (KV_FORMATS[fmt].unpack(KV_FORMATS[fmt].pack(data[name]), 40) for name in ("kv_k", "kv_v"))
+        q = data["x0"].reshape(n, 2, 40).astype(np.float64)
+        scores = np.einsum("nhd,td->nht", q, k) / np.sqrt(40)
+        later = np.arange(total)[None] > (total - n + np.arange(n))[:, None]
+        scores = np.where(later[:, None], -np.inf, scores)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        want = np.einsum("nht,td->nhd", weights / weights.sum(-1, keepdims=True), v).reshape(n, 80)
+        assert cases.error(got, want.astype(np.float32)) < cases.BOUNDS["attention"], (total, n)
+
+
+def test_lengths_around_the_tile() -> None:
+    for total in (1, 7, 8, 9, 63, 64, 65, 72, 128, 129, 200):
+        check_length(total, "f32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", ["f32", "f16"])
+def test_every_length_to_200(fmt: str) -> None:
+    for total in lengths(1):
+        check_length(total, fmt)
+
+
+def test_split_attention_agrees_with_whole() -> None:
+    """4096 cells make 16 splits, most of them empty."""
+    case = cases._causal("split", 64, 6, 2, 1, 700)
+    case = Case(case.name, case.op, case.inputs, case.kind, KvFill(128, 4096, case.kv.cells))  # type: ignore[union-attr]
+    names = [launch.kernel for launch in gpu_cases.launches(case)]
+    assert names[-2:] == ["attention_g4", "attention_combine"]
+    got = run(case)
+    want = cases.run(case, ReferenceBackend())[0]
+    assert cases.error(got, want) < cases.BOUNDS["attention"]

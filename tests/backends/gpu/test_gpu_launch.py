@@ -1,0 +1,206 @@
+"""Launches as data: hazards, barriers, argument structs, the choice table, golden launch plans.
+
+`python tests/backends/gpu/test_gpu_launch.py` writes the golden file anew; read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import DATA, TINY, TINY_MODELS, open_engine
+from minfer.backends.gpu import args
+from minfer.backends.gpu.kernels import FAMILIES, source
+from minfer.backends.gpu.launch import (
+    Binding,
+    Launch,
+    LaunchList,
+    Ref,
+    barriers,
+    conflict,
+    hazards,
+    prove_ordered,
+)
+from minfer.backends.gpu.lower import THREADGROUP_BYTES, Profile, choose
+from minfer.errors import GraphError, RequestError
+from minfer.msl.library import Library
+
+GOLDEN = DATA / "golden_launches.json"
+PROFILE = Profile("test", True, 1024, 32768, 1 << 32)
+
+
+def one(*bindings: Binding, node: str = "n") -> Launch:
+    return Launch(node, "f", "k", (), "norm_args", b"", bindings, (1, 1, 1), 32, 0, 0)
+
+
+def touch(buffer: int, start: int, end: int, access: Any = "read") -> Binding:
+    return Binding(1, Ref("pool", buffer), start, end, access)
+
+
+# --- hazards -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "clash"),
+    [
+        (touch(0, 0, 8, "write"), touch(0, 4, 12), True),  # read after write
+        (touch(0, 0, 8), touch(0, 4, 12, "write"), True),  # write after read
+        (touch(0, 0, 8, "write"), touch(0, 7, 9, "write"), True),  # write after write
+        (touch(0, 0, 8, "both"), touch(0, 0, 8, "both"), True),
+        (touch(0, 0, 8), touch(0, 0, 8), False),  # two reads
+        (touch(0, 0, 8, "write"), touch(0, 8, 16), False),  # side by side
+        (touch(0, 0, 8, "write"), touch(1, 0, 8), False),  # another buffer
+    ],
+)
+def test_hazards_are_overlaps_with_a_write(first: Binding, second: Binding, clash: bool) -> None:
+    launches = [one(first), one(second)]
+    assert conflict(*launches) == clash
+    assert hazards(launches) == ((), (0,) if clash else ())
+    assert barriers(launches) == (False, clash)
+
+
+def test_a_barrier_stands_only_where_it_must() -> None:
+    # Two independent chains side by side: one barrier serves both.
+    launches = [
+        one(touch(0, 0, 8, "write")),
+        one(touch(1, 0, 8, "write")),
+        one(touch(0, 0, 8), touch(2, 0, 8, "write")),
+        one(touch(1, 0, 8), touch(3, 0, 8, "write")),
+    ]
+    assert barriers(launches) == (False, False, True, False)
+    assert hazards(launches) == ((), (), (0,), (1,))
+
+
+def test_an_edge_that_others_imply_is_left_out() -> None:
+    launches = [
+        one(touch(0, 0, 8, "write")),
+        one(touch(0, 0, 8), touch(1, 0, 8, "write")),
+        one(touch(0, 0, 8), touch(1, 0, 8)),
+    ]
+    assert hazards(launches) == ((), (0,), (1,))
+
+
+def test_the_proof_names_a_pair_without_a_barrier() -> None:
+    launches = [one(touch(0, 0, 8, "write"), node="a"), one(touch(0, 0, 8), node="b")]
+    prove_ordered(launches, (False, True))
+    with pytest.raises(GraphError, match=r"a \(k\) and b \(k\) touch the same bytes"):
+        prove_ordered(launches, (False, False))
+
+
+bindings = st.builds(
+    touch, st.integers(0, 2), st.integers(0, 6), st.integers(7, 12), st.sampled_from(("read", "write", "both"))
+)
+
+
+@given(st.lists(st.lists(bindings, min_size=1, max_size=3), max_size=9))
+def test_barriers_and_edges_order_every_conflict(lists: list[list[Binding]]) -> None:
+    launches = [one(*some) for some in lists]
+    prove_ordered(launches, barriers(launches))
+    edges = hazards(launches)
+    reached: list[set[int]] = []
+    for direct in edges:
+        reached.append(set(direct).union(*(reached[j] for j in direct)))
+    for i, launch in enumerate(launches):
+        assert all(j in reached[i] for j in range(i) if conflict(launches[j], launch))
+
+
+# --- argument structs --------------------------------------------------------------------------------------------
+
+
+def test_a_struct_packs_and_declares_alike() -> None:
+    raw = args.PROJECT.pack(n_in=1, n_out=2, n_tokens=3, rows=(4, 5, 6), row_bytes=(7, 8, 9), eps=0.5)
+    assert raw == struct.pack("<9If", 1, 2, 3, 4, 5, 6, 7, 8, 9, 0.5)
+    assert args.PROJECT.unpack(raw)["rows"] == (4, 5, 6)
+    assert "uint rows[3];" in args.PROJECT.msl
+    assert f"sizeof(project_args) == {len(raw)}" in args.PROJECT.msl
+
+
+@pytest.mark.parametrize("wrong", [{"n": 1}, {"n": 1, "eps": 0.0, "more": 1}, {"n": (1, 2), "eps": 0.0}])
+def test_a_struct_refuses_other_fields(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="norm_args"):
+        args.NORM.pack(**wrong)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_are_metal_and_state_their_threadgroup_memory(family: str) -> None:
+    text = source(family)
+    library = Library(text, name=f"{family}.metal")  # refuses what Metal refuses
+    assert '#include "' not in text
+    for name in library.kernel_names:
+        declared = THREADGROUP_BYTES.get(name)
+        kernel = library.unit.instances[name].kernel
+        if kernel.threadgroup and family != "heads":
+            assert declared or name.startswith("attention_g"), name
+
+
+# --- the choice table --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "norm", "kernel"),
+    [
+        (1, True, "project_t1"),
+        (2, True, "project_t2"),
+        (3, False, "project_t4"),
+        (4, False, "project_t4"),
+        (5, True, "project_t8"),
+        (8, True, "project_t8"),
+        (9, False, "gemm"),
+        (512, False, "gemm"),
+        (9, True, "project_t8"),
+    ],
+)
+def test_products_by_token_count(n_tokens: int, norm: bool, kernel: str) -> None:
+    assert choose.product(PROFILE, n_tokens, norm=norm).kernel == kernel
+
+
+def test_tiers_can_be_switched_off() -> None:
+    off = Profile("test", True, 1024, 32768, 1 << 32, off=choose.tiers_off("gemm:off,attn:generic"))
+    assert choose.product(off, 100, norm=False).kernel == "project_t8"
+    assert choose.splits(off, 1, 100_000) == 1
+    assert not choose.tiled(off, 100, 0)
+    with pytest.raises(RequestError, match="'fast:on' is none of gemm:off"):
+        choose.tiers_off("fast:on")
+
+
+def test_attention_by_shape() -> None:
+    assert [choose.head_group(n) for n in (1, 2, 3, 4, 5, 8, 9, 16)] == [1, 2, 4, 4, 8, 8, 8, 8]
+    assert [choose.splits(PROFILE, 1, n) for n in (1, 256, 511, 512, 4096, 100_000)] == [1, 1, 1, 2, 16, 16]
+    assert [choose.splits(PROFILE, n, 4096) for n in (8, 9)] == [16, 1]
+    assert [choose.tiled(PROFILE, n, 0) for n in (8, 9)] == [False, True]
+    assert [choose.tiled(PROFILE, 9, window) for window in (2, 8)] == [False, False]
+
+
+# --- golden launch plans -----------------------------------------------------------------------------------------
+
+
+def golden(name: str) -> dict[str, list[str]]:
+    """A line a launch of a model's first layer and of what is outside the layers, for a token and for a batch."""
+    engine = open_engine(TINY / f"{name}.gguf", device="simulator", n_ctx=1024)
+    found = {}
+    for n in (1, 20):
+        ((_, listed),) = engine.launches(engine.plan(n))
+        assert isinstance(listed, LaunchList)
+        fences = barriers(listed.launches)
+        found[f"{n} tokens"] = [
+            f"{'| ' if fence else ''}{launch.node}: {launch.kernel} "
+            f"{' '.join(f'{k}={v:d}' for k, v in launch.constants)} {'x'.join(map(str, launch.grid))}"
+            for launch, fence in zip(listed.launches, fences, strict=True)
+            if not re.match(r"blk\.[1-9]", launch.node)
+        ]
+    return found
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_golden_launches(name: str) -> None:
+    assert golden(name) == json.loads(GOLDEN.read_text())[name]
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps({name: golden(name) for name in TINY_MODELS}, indent=1) + "\n")
