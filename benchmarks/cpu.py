@@ -29,7 +29,8 @@ PAST = 128  # rows each sequence of a batch has
 class Minfer:
     def __init__(self, path: str, threads: int, n_ctx: int, n_seq: int, kv: str) -> None:
         from minfer.backends import cpu
-        from minfer.engine.engine import Engine, place
+        from minfer.engine.engine import Engine
+        from minfer.engine.place import place
         from minfer.gguf import open_model
         from minfer.models import load_architecture
 

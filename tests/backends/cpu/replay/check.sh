@@ -28,8 +28,8 @@ isas=(kernels_avx2 kernels_avx512)
 runner=()
 threads=2
 case $kind in
-  asan) flags+=(-fsanitize=address,undefined -fno-sanitize-recover=all) ;;
-  tsan) flags+=(-fsanitize=thread) threads=4 ;;
+  asan) flags+=(-O1 -fsanitize=address,undefined -fno-sanitize-recover=all) ;;
+  tsan) flags+=(-O1 -fsanitize=thread) threads=4 ;;
   neon)
     compiler=("$python" -m ziglang c++ -target aarch64-linux-musl)
     isas=(kernels_neon)
