@@ -1,4 +1,4 @@
-"""CPU speed against llama-cpp-python: same file, same threads, alternating rounds; a markdown table of medians and ratios.
+"""CPU speed against llama-cpp-python: same file, same threads, alternating rounds; medians and ratios as markdown.
 
     python benchmarks/cpu.py MODEL.gguf --peer PYTHON_WITH_LLAMA_CPP [--threads 2] [--works decode0,prefill512,...]
 
@@ -243,7 +243,9 @@ def main() -> None:
     print_table(results, peaks, facts["minfer"])
 
 
-def print_table(results: dict[Any, dict[str, list[float]]], peaks: dict[str, list[float]], facts: dict[str, int]) -> None:
+def print_table(
+    results: dict[Any, dict[str, list[float]]], peaks: dict[str, list[float]], facts: dict[str, int]
+) -> None:
     print("| work | minfer | llama.cpp | ratio (median) | ratio (best) | GB/s | Gop/s |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for (kind, size), by_name in results.items():

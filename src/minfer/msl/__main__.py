@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         sub.add_argument("-D", dest="define", action="append", default=[], metavar="NAME[=VALUE]", help="a macro")
         sub.add_argument("--constant", action="append", default=[], metavar="NAME=VALUE", help="a function constant")
         sub.add_argument("--compiler", help="g++, clang, zig or a command; default: the first that is found")
+    check.add_argument("--cuda", metavar="ARCH", help="also compile the CUDA text, for sm_80, sm_90, ... (needs NVRTC)")
     run.add_argument("kernel")
     run.add_argument("--groups", default="1", help="threadgroups, like 8 or 4,2")
     run.add_argument("--threads", default="32", help="threads a threadgroup")
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
             compiler=args.compiler,
         )
         constants: dict[str | int, Value] = {k: _value(v) for k, v in (_pair(c) for c in args.constant)}
-        return _check(library, constants) if args.command == "check" else _run(library, args, constants)
+        return _check(library, constants, args.cuda) if args.command == "check" else _run(library, args, constants)
     except (MslError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -83,10 +84,16 @@ def _value(text: str) -> Value:
             raise MslError(f"{text!r} is no value of a function constant") from None
 
 
-def _check(library: Library, constants: dict[str | int, Value]) -> int:
+def _check(library: Library, constants: dict[str | int, Value], arch: str | None) -> int:
     unit = library.unit
     dummies: dict[str | int, Value] = {c.name: 1 for c in unit.constants.values()}  # any value compiles
     library.prepare([(name, {**dummies, **constants}) for name in library.kernel_names])
+    if arch:
+        from . import nvrtc
+
+        keys = [library.key(name, {**dummies, **constants}) for name in library.kernel_names]
+        size = len(nvrtc.module(unit, [(name, dict(values)) for name, values in keys], arch).cubin)
+        print(f"{arch}: a cubin of {size} bytes")
     for name in library.kernel_names:
         kernel = Kernel(library, library.key(name, {**dummies, **constants}))
         arguments = ", ".join(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from native import FLOATS, ISAS, bound_kind, product, run
 
 from minfer import cases
 from minfer.backends.cpu import BOUNDS, CpuBackend
@@ -16,7 +17,6 @@ from minfer.cases import Case, Value
 from minfer.graph import ir
 from minfer.graph.ir import Weight
 from minfer.quants import FORMATS, KV_FORMATS
-from native import FLOATS, ISAS, bound_kind, product, run
 
 CASES = cases.all_cases()
 #: A sum of f32 products in another order, and exp of another library, relative to the root mean square.
@@ -127,8 +127,12 @@ def test_kv_rows_are_packed_bit_for_bit(fmt: str, isa: str) -> None:
     x[0] = 0
     x[1, :4] = 1e-7, -3e-8, 6.1e-5, 65500.0  # f16: subnormal, to zero, smallest normal, near the top
     kv = cases.KvFill(n, 40, tuple(range(40)), fmt)
-    case = Case("pack", ir.KvStore(0), (Value((n, 40)), Value((n, 40)), Value((40,), integers=tuple(range(40)))), "kv", kv)
-    object.__setattr__(case, "data", lambda seed=0: {"x0": x, "x1": x[::-1].copy(), "x2": np.arange(40, dtype=np.int32)})
+    case = Case(
+        "pack", ir.KvStore(0), (Value((n, 40)), Value((n, 40)), Value((40,), integers=tuple(range(40)))), "kv", kv
+    )
+    object.__setattr__(
+        case, "data", lambda seed=0: {"x0": x, "x1": x[::-1].copy(), "x2": np.arange(40, dtype=np.int32)}
+    )
     k, v = run(case, isa)
     packed = KV_FORMATS[fmt]
     assert np.array_equal(k, packed.unpack(packed.pack(x), n))

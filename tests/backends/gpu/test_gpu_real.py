@@ -42,7 +42,8 @@ def test_logits_equal_the_recorded_ones(real: tuple[str, Path, Recorded], prompt
             sure += 1
     assert sure
     device = engine.backends["simulator"].device  # type: ignore[attr-defined]
-    assert (device.encoded, device.recorded) == (2, 1)
+    assert device.encoded == (1 if len(ids) == 1 else 2)  # a prompt of one token is a decode step
+    assert device.recorded == 1
 
 
 #: Of the logits' spread: the rows round alike on both devices, but a q8_0 code may differ by one where a sum does.

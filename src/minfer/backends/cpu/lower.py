@@ -151,7 +151,8 @@ def _rope(low: _Lowering, node: Node, op: ir.Rope, x: _Inputs) -> None:
 
 
 def _kv_store(low: _Lowering, node: Node, op: ir.KvStore, x: _Inputs) -> None:
-    low.program.kv_store(node.name, *x, len(x[2]) // 4, low.backend.kv(op.layer), op.layer)
+    k, v, cells = x
+    low.program.kv_store(node.name, k, v, cells, len(cells) // 4, low.backend.kv(op.layer), op.layer)
 
 
 def _head_rope_store(low: _Lowering, node: Node, op: ir.HeadRopeStore, x: _Inputs) -> None:

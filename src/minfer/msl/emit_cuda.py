@@ -1,0 +1,138 @@
+"""The CUDA back end: CUDA C++ for NVRTC from the same description of a source. A simdgroup is a warp of 32.
+
+An entry point takes one pointer a buffer, in order of `Entry.buffers`, then one 32-bit offset into the launch's dynamic
+shared memory a [[threadgroup(n)]] argument, in order of `Entry.threadgroup`. A grid is counted in whole threadgroups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .emit import Emitter, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .unit import Instance, Kernel, Param, ThreadgroupVar, Unit
+
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a kernel is called: the slots of its buffers and of its [[threadgroup(n)]] memory, in call order."""
+
+    buffers: tuple[int, ...]
+    threadgroup: tuple[int, ...]
+
+
+def entry(kernel: Kernel) -> Entry:
+    """The arguments of a kernel's entry point. A slot that two optional parameters share is passed once."""
+    return Entry(
+        *(tuple(sorted({p.index for p in kernel.params if p.kind == kind})) for kind in ("buffer", "threadgroup"))
+    )
+
+
+class CudaEmitter(Emitter):
+    """Kernels become device functions with an entry point beside them; threadgroup variables become shared memory.
+
+    `conditionals` are places (file, line) whose `c ? a : b` get arms of one type: half and bfloat are classes here, and
+    C++ cannot choose between them and float.
+    """
+
+    def __init__(
+        self, unit: Unit, constants: Mapping[str, Value], conditionals: frozenset[Place] = frozenset()
+    ) -> None:
+        super().__init__(unit, constants)
+        for i in range(len(self.tokens) - 1, -1, -1) if conditionals else ():  # an inner one before the one around it
+            t = self.tokens[i]
+            if t.text == "?" and any(t.file == file and abs(t.line - line) <= 2 for file, line in conditionals):
+                self._equal_arms(i)
+
+    def _equal_arms(self, question: int) -> None:
+        colon = self._end(question + 1, (":",))
+        end = self._end(colon + 1, (":", ",", ";"))
+        first, second = self._printed(question + 1, colon), self._printed(colon + 1, end)
+        types = [f"decltype(({' '.join(self._text_at(i)[1] for i in arm)}))" for arm in (second, first)]
+        for before, last, other in ((question, first[-1], types[0]), (colon, second[-1], types[1])):
+            if last == before + 1 and self.tokens[last].kind == "num" and self.tokens[last].text[-1] not in "hHF":
+                continue  # a literal that is no half; 0 may be a null pointer
+            self.replace(before, before + 1, f"{self.tokens[before].text} msl_cuda::arm<{other}>(")
+            stop, text = self._text_at(last)
+            self.replace(last, stop, f"{text} )")
+
+    def _end(self, i: int, marks: tuple[str, ...]) -> int:
+        """The next of `marks` (a colon that belongs to no inner conditional), or the bracket that closes around it."""
+        depth = inner = 0
+        while True:
+            text = self.tokens[i].text
+            depth += 1 if text in ("(", "[", "{") else -1 if text in (")", "]", "}") else 0
+            if depth < 0 or (depth == 0 and text in marks and not (text == ":" and inner)):
+                return i
+            inner += depth == 0 and (text == "?") - (text == ":")
+            i += 1
+
+    def _text_at(self, i: int) -> tuple[int, str]:
+        return self.edits.get(i, (i + 1, self.tokens[i].text))
+
+    def _printed(self, start: int, end: int) -> list[int]:
+        """Where the tokens that will be printed begin."""
+        out = []
+        while start < end:
+            out.append(start)
+            start = self._text_at(start)[0]
+        return out
+
+    def threadgroup_text(self, variables: list[ThreadgroupVar]) -> str:
+        """One shared variable each, aligned so that it can be read as vectors, as in the software device's arena."""
+        out = []
+        for v in variables:
+            kind = self.text_inline(*v.type).replace("volatile ", "").replace("const ", "")
+            out.append(f"alignas(16) alignas({kind}) __shared__ {kind} {v.name} {self.text_inline(*v.dims)};")
+        return " ".join(out)
+
+    def text_inline(self, start: int, end: int) -> str:
+        """Tokens on one line."""
+        return " ".join(t.text for t in self.tokens[start:end])
+
+    def unroll_text(self, pragma: str) -> str:
+        """NVRTC knows the pragma of the source; a count in it was expanded by our preprocessor."""
+        count = pragma.partition("unroll")[2].strip(" ()")
+        return f"#pragma unroll {count}" if count.isdigit() else "#pragma unroll"
+
+    def argument(self, p: Param) -> str:
+        """What an entry point passes for a kernel parameter."""
+        form = "msl_cuda::Pointer" if p.form == "pointer" else "msl_cuda::Reference"
+        if p.kind == "buffer":
+            return f"{form}{{b{p.index}}}"
+        if p.kind == "threadgroup":
+            return f"{form}{{msl_cuda::threadgroup(t{p.index})}}"
+        return f"msl_cuda::{p.builtin}()"
+
+    def wrapper(self, symbol: str, instance: Instance) -> str:
+        """The entry point of one instance."""
+        kernel = instance.kernel
+        slots = entry(kernel)
+        params = ", ".join([f"void *b{i}" for i in slots.buffers] + [f"uint t{i}" for i in slots.threadgroup])
+        bounds = f"__launch_bounds__({kernel.max_threads}) " if kernel.max_threads else ""
+        args = self.text_inline(*instance.args) if instance.args else ""
+        call = ", ".join(self.argument(p) for p in kernel.params)
+        return f'extern "C" __global__ void {bounds}{symbol}({params}) {{ {kernel.scope}{kernel.name}{args}({call}); }}'
+
+
+def emit_cuda(
+    unit: Unit,
+    variants: Sequence[tuple[Mapping[str, Value], Sequence[tuple[str, Instance]]]],
+    conditionals: frozenset[Place] = frozenset(),
+) -> str:
+    """A translation unit: for every set of constant values (by name), the source in a namespace of its own within
+    `metal`, and the entry points of the instances asked for, as (symbol, instance)."""
+    out = ['#include "msl_cuda.h"\n']
+    for k, (constants, instances) in enumerate(variants):
+        emitter = CudaEmitter(unit, constants, conditionals)
+        out.append(f'namespace metal {{ namespace msl_v{k} {{\n{emitter.text()}\n#line 1 "entry points"\n')
+        out += [emitter.wrapper(symbol, instance) + "\n" for symbol, instance in instances]
+        out.append("} }\n")
+    return "".join(out)
