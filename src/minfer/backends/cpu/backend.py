@@ -14,7 +14,8 @@ from minfer.backends.cpu.lower import OPS, CpuProgram
 from minfer.backends.cpu.threads import default_threads
 from minfer.errors import DeviceMemoryError, RequestError
 from minfer.graph import ir
-from minfer.quants import FORMATS, KV_FORMATS
+from minfer.quants import FORMATS
+from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,7 @@ class CpuBackend(Backend):
 
     def __init__(self, kv_format: str = "f32", threads: int | None = None, *, isa: str | None = None) -> None:
         self.name = "cpu"
-        self.kv_format = KV_FORMATS[kv_format]
+        self.kv_format = parse_kv_format(kv_format)
         self.regions: dict[int, KvRegion] = {}
         isa = os.environ.get("MINFER_CPU", "") if isa is None else isa
         self.workspace = _native.workspace(threads or default_threads(), isa)
