@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from minfer.backends.base import LaunchList
     from minfer.gguf import ModelFile
     from minfer.graph import Plan
+    from minfer.graph.allocate import Split
     from minfer.models import Transformer
     from minfer.sources import Progress
 
@@ -199,6 +201,10 @@ class Model:
                 "as many outputs"
             )
         return self.engine.plan(n_tokens, n_outputs)
+
+    def launches(self, plan: Plan) -> list[tuple[Split, LaunchList | None]]:
+        """The kernel launches of each split of a plan; None where a device runs it in another way."""
+        return self.engine.launches(plan)
 
     def explain(self) -> str:
         """Where the model runs and what it takes, in a few lines."""
