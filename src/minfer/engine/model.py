@@ -48,8 +48,8 @@ def load(
     SmolLM2-135M-Instruct (98 MB). `n_ctx` is the number of tokens the KV cache holds, prompt and answer together: by
     default what the model was trained for, up to 4096. `device` is "auto" or a device's name; a device named refuses a
     model it cannot run. `threads` bounds the threads of the CPU, by default its physical cores, for the whole process.
-    `kv_format` is "f32", "f16", "q8_0" or "auto". `gpu_layers` is how many layers the device runs, "auto" for as many as
-    its memory holds; the rest runs on the CPU.
+    `kv_format` is "f32", "f16", "q8_0" or "auto". `gpu_layers` is how many layers the device runs, "auto" for as many
+    as its memory holds; the rest runs on the CPU.
 
     Raises `SourceError` if the model cannot be had, `ModelFileError` if it is damaged, `UnsupportedError` if it is of a
     kind that minfer or the device does not run, `DeviceMemoryError` if it does not fit, and `RequestError` for an
