@@ -111,6 +111,9 @@ class FakeModel:
     def session(self, system=None):
         return FakeSession(self, system)
 
+    def launches(self, plan):
+        return []
+
     def plan(self, n_tokens=1):
         class Plan:
             def to_json(self):

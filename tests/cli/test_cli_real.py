@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import minfer
+from minfer.backends import AUTO
 from minfer.cli import main
 from minfer.gguf import Tensor, open_model, typed, write_model
 
@@ -56,7 +57,7 @@ def test_run(shell, model):
     with minfer.load(model) as loaded:
         raw = loaded.generate("Hello", **how).read()
         answer = loaded.chat([{"role": "user", "content": "Hello"}], **how).read()
-    assert shell("run", *flags, "--raw", "Hello") == (0, raw.removesuffix("\n") + "\n", "device: reference\n")
+    assert shell("run", *flags, "--raw", "Hello") == (0, raw.removesuffix("\n") + "\n", f"device: {AUTO[0]}\n")
     code, out, err = shell("run", *flags, "--stats", "Hello")
     assert (code, out) == (0, answer.removesuffix("\n") + "\n")
     assert "answer 8 tokens" in err
@@ -86,7 +87,7 @@ def test_chat(shell, model):
         session = loaded.session("Be brief.")
         expected = [session.send(text, n_predict=6, sampling=minfer.Sampling.greedy()).read() for text in ("a", "b")]
     code, out, err = shell("chat", "-m", model, "--system", "Be brief.", "--greedy", "-n", "6", input=b"a\nb\n/quit\n")
-    assert (code, err) == (0, "device: reference\n")
+    assert (code, err) == (0, f"device: {AUTO[0]}\n")
     assert out == "".join(text.removesuffix("\n") + "\n" for text in expected)
 
 

@@ -232,3 +232,16 @@ def test_explain_names_device_memory_and_fusions(model: minfer.Model) -> None:
     text = model.explain()
     for part in ("qwen3, 3 layers", "3 layers on reference", "256 cells, f32", f"{model.engine.kv_bytes:,} bytes"):
         assert part in text
+
+
+def test_threads_reach_the_cpu_backend(path: Path) -> None:
+    from minfer.backends.cpu import CpuBackend, set_threads
+
+    try:
+        with minfer.load(path, device="cpu", n_ctx=32, threads=1) as model:
+            (backend,) = model.engine.backends.values()
+            assert isinstance(backend, CpuBackend)
+            assert backend.workspace.threads == 1
+            assert model.generate("ab", n_predict=3, sampling=GREEDY).read()
+    finally:
+        set_threads(None)

@@ -155,6 +155,18 @@ def test_command_buffers_on_their_way_are_bounded(mac: Runtime) -> None:
     assert mac.committed == 40
 
 
+def test_an_error_that_comes_after_its_signal(mac: Runtime) -> None:
+    """The next step is not sent, and nothing else is done."""
+    metal = device()
+    steps = two_steps(metal)
+    mac.faults = Faults(fail_at=1, fail_signals=True, late_status=1)
+    metal.encode(steps)
+    metal.synchronize()
+    with pytest.raises(DeviceError, match=r"2 launches, .*GPU Address Fault"):
+        metal.encode(steps)
+    assert mac.committed == 1
+
+
 def test_a_status_that_comes_late_is_no_error(mac: Runtime) -> None:
     mac.faults = Faults(late_status=3)
     exercise(device())

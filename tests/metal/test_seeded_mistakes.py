@@ -209,7 +209,7 @@ ON_A_MACHINE: dict[str, tuple[str, str, str, dict[str, object], str]] = {
         "if not self.objc.macos_available(15, 0):",
         "if False:",
         AN_OLD_MACOS,
-        "came with macOS (15,)",
+        "needs macOS (15,)",
     ),
     "no barrier, encoded": (ENCODE, "                if barrier:", "                if False:", {"shuffle": True}, ""),
     "no barrier, replayed": (ENCODE, "            if step.barrier:", "            if False:", {"shuffle": True}, ""),

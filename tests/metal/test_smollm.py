@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from helpers import open_engine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
     from fakemetal import Runtime
 
 N = 12
 
 
+@pytest.mark.slow
 def test_twelve_tokens(smollm_path: Path, mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = [1, 504, 3575, 282, 4649, 314]  # "<|im_start|>The capital of France is"
     tokens: list[list[int]] = []

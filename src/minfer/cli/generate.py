@@ -61,8 +61,10 @@ def load(
     with Download() as progress:
         path = sources.resolve(model, progress=progress)
     with Waiting(f"loading {path.name}"):
-        layers = int(gpu_layers) if gpu_layers and gpu_layers.isdecimal() else gpu_layers
-        loaded = minfer.load(path, n_ctx=n_ctx, device=device, threads=threads, kv_format=kv_format, gpu_layers=layers)
+        how: dict[str, Any] = {"n_ctx": n_ctx, "device": device, "threads": threads, "kv_format": kv_format}
+        if gpu_layers is not None:
+            how["gpu_layers"] = int(gpu_layers) if gpu_layers.isdecimal() else gpu_layers
+        loaded = minfer.load(path, **how)
     if explain:
         note(loaded.explain())
     elif device == "auto":

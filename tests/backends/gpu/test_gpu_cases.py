@@ -69,6 +69,7 @@ QUICK = (
     "attn/span/f16/full",
     "attn/sliding3/decode",
     "attn/sliding16/prefill",
+    "attn/decode1000",
     "project/norm_qkv/n1",
     "project/bias/n2",
     "project/geglu/n5",

@@ -9,7 +9,8 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from .contract import version
-from .objects import CaptureManager, ConstantValues, Descriptor, Device, Url
+from .device import Device
+from .objects import CaptureManager, ConstantValues, Descriptor, Url
 from .runtime import Instance, Runtime, answer
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections import Counter, namedtuple
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .contract import CONSTANT_SINCE, Argument, Contract, ContractError, Method, Version, plain
+from .contract import CONSTANT_SINCE, NULLABLE, Argument, Contract, ContractError, Method, Version, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -198,7 +198,7 @@ class Runtime:
 
     def _object(self, what: str, key: tuple[str, int], declared: str, value: Any) -> None:
         if value is None:
-            if key not in NULLABLE_KEYS:
+            if key not in NULLABLE:
                 raise ContractError(f"{what} must not be nil")
         elif declared.startswith("NSString"):
             if not isinstance(value, str):
@@ -273,9 +273,6 @@ def _count(method: Method, given: tuple[Any, ...]) -> int:
             return int(value[1])
     counts = [v for a, v in zip(method.arguments, given, strict=True) if a.kind == "Q"]
     return int(counts[0])
-
-
-from .contract import NULLABLE as NULLABLE_KEYS  # noqa: E402
 
 
 class Instance:

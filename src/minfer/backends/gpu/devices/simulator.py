@@ -66,7 +66,7 @@ class SimulatorDevice(Device):
     """
 
     def __init__(self, *, check: bool = False, order: str = "forward", seed: int = 0) -> None:
-        self._device = SoftwareDevice(check=check, order=order, seed=seed)
+        self._device = SoftwareDevice(check=check, count=check, order=order, seed=seed)
         self.profile = Profile(
             "simulator",
             unified_memory=True,

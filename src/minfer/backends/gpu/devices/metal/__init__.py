@@ -104,6 +104,7 @@ class MetalDevice(Device):
         metal = self.metal
         self._dead = ""
         self._pending: list[_Pending] = []
+        self._late: list[_Pending] = []
         self._value = 0
         self._wait_s = wait_s
         self.encoded = self.recorded = self.replayed = 0
@@ -167,7 +168,7 @@ class MetalDevice(Device):
         """The end of the device. What the GPU may still touch is kept for the rest of the process."""
         self._dead = text
         _abandoned.extend(pending.keep for pending in self._pending)
-        self._pending = []
+        self._pending, self._late = [], []
         return DeviceError(f"device metal stopped: {text}")
 
     def _alive(self) -> None:
@@ -365,6 +366,7 @@ class MetalDevice(Device):
     def submit(self, encode: Callable[[Any], None], what: str, keep: Any) -> None:
         """Encode into a new command buffer and send it on its way."""
         self._alive()
+        self._look_back()
         if len(self._pending) >= MAX_PENDING:
             self.synchronize()
         if self._capture:
@@ -380,6 +382,7 @@ class MetalDevice(Device):
     def synchronize(self) -> None:
         """Wait, bounded, for the last command buffer; command buffers of a queue end in order."""
         self._alive()
+        self._look_back()
         if not self._pending:
             return
         last, error_status = self._pending[-1], self.metal.MTLCommandBufferStatusError
@@ -395,13 +398,25 @@ class MetalDevice(Device):
                     f"no end of {last.what} within {self._wait_s:g} s. A launch cannot be cancelled; if the system "
                     "hangs, restart it before the next run"
                 )
-            # The signal may come a moment before the status; an error is one in either order.
-            for pending in self._pending:
-                if pending.buffer.status() == error_status:
-                    raise self._failed(pending)
+            self._late = self._unfinished(self._pending)
         self._pending = []
         if self._capture:
             self._capture.waited()
+
+    def _unfinished(self, sent: list[_Pending]) -> list[_Pending]:
+        """Those of `sent` that have no last status yet, which may come after the signal. Raises for a failed one."""
+        statuses = [pending.buffer.status() for pending in sent]
+        for pending, status in zip(sent, statuses, strict=True):
+            if status == self.metal.MTLCommandBufferStatusError:
+                raise self._failed(pending)
+        done = self.metal.MTLCommandBufferStatusCompleted
+        return [pending for pending, status in zip(sent, statuses, strict=True) if status != done]
+
+    def _look_back(self) -> None:
+        """An error that came after its signal is one all the same, before anything else is done."""
+        if self._late:
+            with self.pool():
+                self._late = self._unfinished(self._late)
 
     def _failed(self, pending: _Pending) -> DeviceError:
         error = pending.buffer.error()
