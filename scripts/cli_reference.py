@@ -28,7 +28,7 @@ ENVIRONMENT = """\
 
 | variable | effect |
 | --- | --- |
-| `MINFER_CPU` | instructions the CPU backend uses: `portable`, `avx2`, `avx512` (with VNNI), `neon`; else the best here |
+| `MINFER_CPU` | the CPU backend's instruction set: `portable`, `avx2`, `avx512` (VNNI), `neon`; else the best here |
 | `MINFER_CACHE` | the folder that keeps models; see [models.md](models.md) |
 | `NO_COLOR` | no colours; a pipe, a file and `TERM=dumb` have none anyway |
 | `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` | as huggingface-hub reads them, for `hf:` models |
