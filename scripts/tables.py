@@ -23,7 +23,7 @@ from minfer.models import ARCHITECTURES
 from minfer.quants import FORMATS, KV_FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 ROOT = Path(__file__).parents[1]
 
@@ -166,12 +166,12 @@ TABLES = {
 }
 
 
-def filled(text: str, makers: dict[str, object]) -> str:
+def filled(text: str, makers: dict[str, Callable[[], str]]) -> str:
     for name, make in makers.items():
         pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not pattern.search(text):
             raise SystemExit(f"no place for table {name}")
-        body = make()  # type: ignore[operator]
+        body = make()
         text = pattern.sub(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", text)
     return text
 

@@ -418,8 +418,9 @@ def _project_cases() -> Iterator[Case]:
 
 def _store_cases() -> Iterator[Case]:
     cells, positions = (7, 0, 3), (5, 100, 4000)
-    for style, fmt, d in itertools.product(("norm", "neox"), KV_FORMATS, (64, 128)):
-        rope = RopeSpec(style, d, d, 10000.0)  # type: ignore[arg-type]
+    styles: tuple[ir.RopeStyle, ...] = ("norm", "neox")
+    for style, fmt, d in itertools.product(styles, KV_FORMATS, (64, 128)):
+        rope = RopeSpec(style, d, d, 10000.0)
         for biased, normed in itertools.product((False, True), repeat=2):
             biases = (
                 _w("q.bias", "F32", 4 * d),

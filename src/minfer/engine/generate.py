@@ -13,7 +13,7 @@ from minfer.errors import RequestError
 from minfer.text import StreamDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from minfer.engine.engine import Engine
     from minfer.engine.sampler import Token
@@ -94,7 +94,7 @@ class Generation(Iterator[str]):
 
     def close(self) -> None:
         """End here; what was generated stays in `text`."""
-        self._pieces.close()  # type: ignore[attr-defined]
+        self._pieces.close()
         self._end()
 
     @property
@@ -114,7 +114,7 @@ class Generation(Iterator[str]):
             rate(self._n_decoded, self._decode_seconds),
         )
 
-    def _run(self) -> Iterator[str]:
+    def _run(self) -> Generator[str, None, None]:
         engine, decoder = self._engine, StreamDecoder(self._tokenizer)
         if self._n_predict == 0:
             self.finish_reason = "length"

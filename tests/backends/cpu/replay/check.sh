@@ -46,16 +46,23 @@ compile() { # source, object, flags of its own
   # shellcheck disable=SC2086
   "${compiler[@]}" "${flags[@]}" $3 -c "$1" -o "$work/$2.o"
 }
-for name in "${baseline[@]}"; do compile "$native/$name.cpp" "$name" ""; done
+jobs=()
+for name in "${baseline[@]}"; do
+  compile "$native/$name.cpp" "$name" "" &
+  jobs+=($!)
+done
 for name in "${isas[@]}"; do
   case $name in
     *avx2) own=$avx2 ;;
     *avx512) own=$avx512 ;;
     *neon) own="-mcpu=generic+dotprod" ;;
   esac
-  compile "$native/$name.cpp" "$name" "$own"
+  compile "$native/$name.cpp" "$name" "$own" &
+  jobs+=($!)
 done
-compile "$here/replay.cpp" replay ""
+compile "$here/replay.cpp" replay "" &
+jobs+=($!)
+for job in "${jobs[@]}"; do wait "$job"; done
 "${compiler[@]}" "${flags[@]}" "$work"/*.o -pthread -o "$work/replay"
 
 export ASAN_OPTIONS=detect_leaks=1 TSAN_OPTIONS=halt_on_error=1
