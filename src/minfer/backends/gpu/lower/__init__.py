@@ -22,7 +22,7 @@ __all__ = ["LOWER", "WEIGHT_TYPES", "Context", "Profile", "Region", "lower", "un
 WEIGHT_TYPES = tuple(FORMATS)
 MAX_HEAD_DIM = 256
 #: Threadgroup memory in bytes of the kernel that takes most, with its name.
-THREADGROUP_BYTES = {"gemm": 12288, "attention_tiled": 20480, "attention_g8": 9216}
+THREADGROUP_BYTES = {"gemm": 12288, "gemm_mma": 18432, "attention_tiled": 20480, "attention_g8": 9216}
 
 LOWER: dict[type[ir.Op], Lower] = {
     ir.Embed: simple.embed,
