@@ -457,7 +457,16 @@ def _store_cases() -> Iterator[Case]:
 
 
 def _top_cases() -> Iterator[Case]:
-    for d, k, n in ((1, 1, 1), (5, 5, 2), (33, 1, 3), (1024, 8, 1), (1025, 40, 2), (5000, 1, 1), (5000, 64, 3)):
+    for d, k, n in (
+        (1, 1, 1),
+        (5, 5, 2),
+        (33, 1, 3),
+        (1024, 8, 1),
+        (1025, 40, 2),
+        (5000, 1, 1),
+        (5000, 64, 3),
+        (1500, 1024, 1),
+    ):
         yield Case(f"top_k/{d}x{n}/k{k}", ir.TopK(k), (Value((d, n), 8.0),), "elementwise")
     equal = Value((3000, 2), 3.0, step=2.0)  # a few dozen values; zeros of both signs among them
     for k in (1, 40):

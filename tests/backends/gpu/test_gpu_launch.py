@@ -136,7 +136,7 @@ def test_kernels_are_metal_and_state_their_threadgroup_memory(family: str) -> No
         declared = THREADGROUP_BYTES.get(name)
         kernel = library.unit.instances[name].kernel
         if kernel.threadgroup and family != "heads":
-            assert declared or name.startswith("attention_g"), name
+            assert declared or name.startswith(("attention_g", "top_")), name
 
 
 # --- the choice table --------------------------------------------------------------------------------------------
