@@ -44,9 +44,12 @@ BOUNDS: Mapping[Kind, float] = {
 
 
 def error(got: Array, want: Array) -> float:
-    """max |got - want| over the root mean square of `want`; inf where either has NaN or Inf at different places."""
+    """max |got - want| over the root mean square of `want`; inf where either has NaN or Inf at different places, and
+    where integers differ."""
     if got.shape != want.shape:
         return math.inf
+    if np.issubdtype(want.dtype, np.integer):
+        return 0.0 if np.array_equal(got, want) else math.inf
     a, b = got.astype(np.float64), want.astype(np.float64)
     if not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return math.inf
@@ -59,12 +62,15 @@ def error(got: Array, want: Array) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An input of a case: its logical shape, and its data: normal numbers times `scale`, `fill`, or the integers."""
+    """An input of a case: its logical shape, and its data: normal numbers times `scale`, rounded to multiples of `step`
+    (equal values), `fill`, or the integers; `odd` is put at every 1,001st place."""
 
     shape: Shape
     scale: float = 1.0
     fill: float | None = None
     integers: tuple[int, ...] | None = None
+    step: float | None = None
+    odd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,10 @@ class Case:
                 arrays[f"x{i}"] = np.full(shape, value.fill, np.float32)
             else:
                 arrays[f"x{i}"] = (rng.standard_normal(shape) * value.scale).astype(np.float32)
+            if value.step is not None:
+                arrays[f"x{i}"] = (np.round(arrays[f"x{i}"] / value.step) * value.step).astype(np.float32)
+            if value.odd is not None:
+                arrays[f"x{i}"].reshape(-1)[777::1001] = value.odd
         if self.kv and isinstance(self.op, ir.Attn):
             rows = (len(self.kv.cells), self.kv.n_values)
             for name in ("kv_k", "kv_v"):
@@ -189,7 +199,7 @@ def run(case: Case, backend: Any, seed: int = 0) -> list[Array]:
     for program in programs:
         program.run()
     out = plan.graph.by_name["blk.0.out"]
-    results = [_read(backend, buffer(out.index), out)] if out.dtype != "none" else []
+    results = _read(backend, buffer(out.index), out) if out.dtype != "none" else []
     if case.kv and region is not None and not isinstance(case.op, ir.Attn):
         fmt = KV_FORMATS[case.kv.format]
         for side in (region.k, region.v):
@@ -199,9 +209,12 @@ def run(case: Case, backend: Any, seed: int = 0) -> list[Array]:
     return results
 
 
-def _read(backend: Any, buffer: Any, node: Node) -> Array:
+def _read(backend: Any, buffer: Any, node: Node) -> list[Array]:
     raw: Bytes = backend.read(buffer, node.nbytes)
-    return raw.view(np.float32).reshape(node.shape[::-1])
+    if isinstance(node.op, ir.TopK):  # its three parts
+        words = raw.view(np.int32).reshape(node.shape[::-1])
+        return [words[:, : node.op.k], *(part.view(np.float32) for part in np.split(words, (node.op.k, -1), -1)[1:])]
+    return [raw.view(np.float32).reshape(node.shape[::-1])]
 
 
 # --- the list ----------------------------------------------------------------------------------------------------
@@ -237,6 +250,7 @@ def all_cases() -> tuple[Case, ...]:
             _attn_cases(),
             _project_cases(),
             _store_cases(),
+            _top_cases(),
         )
     )
 
@@ -440,3 +454,24 @@ def _store_cases() -> Iterator[Case]:
             inputs = (Value((8 * d, 3)), Value((3,), integers=positions), Value((3,), integers=cells))
             kind: Kind = "rope" if fmt == "f32" else "kv"
             yield Case(f"head_rope_store/{tag}", op, inputs, kind, KvFill(2 * d, 9, cells, fmt))
+
+
+def _top_cases() -> Iterator[Case]:
+    for d, k, n in (
+        (1, 1, 1),
+        (5, 5, 2),
+        (33, 1, 3),
+        (1024, 8, 1),
+        (1025, 40, 2),
+        (5000, 1, 1),
+        (5000, 64, 3),
+        (1500, 1024, 1),
+    ):
+        yield Case(f"top_k/{d}x{n}/k{k}", ir.TopK(k), (Value((d, n), 8.0),), "elementwise")
+    equal = Value((3000, 2), 3.0, step=2.0)  # a few dozen values; zeros of both signs among them
+    for k in (1, 40):
+        yield Case(f"top_k/equal/k{k}", ir.TopK(k), (equal,), "elementwise")
+        yield Case(f"top_k/constant/k{k}", ir.TopK(k), (Value((2500, 1), fill=-1.5),), "elementwise")
+        yield Case(f"top_k/low/k{k}", ir.TopK(k), (Value((2500, 1), fill=-3e38),), "elementwise")
+        for odd in (math.nan, math.inf, -math.inf):
+            yield Case(f"top_k/{odd}/k{k}", ir.TopK(k), (Value((3000, 2), 8.0, odd=odd),), "elementwise")

@@ -26,7 +26,7 @@ def test_case(case: Case) -> None:
     want = evaluate(case)
     assert len(got) == len(want) > 0
     for g, w in zip(got, want, strict=True):
-        assert g.dtype == np.float32
+        assert g.dtype == (np.int32 if np.issubdtype(w.dtype, np.integer) else np.float32)
         assert cases.error(g, w) <= (0.0 if case.kind == "exact" else ORACLE)
 
 
@@ -44,6 +44,7 @@ def test_the_error_sees_nan_inf_and_shape() -> None:
     assert cases.error(np.array([1.0, 2.0, 3.0]), want) == np.inf
     assert cases.error(np.array([np.nan, 2.0, np.inf]), want) == np.inf
     assert cases.error(want[:2], want) == np.inf
+    assert cases.error(np.array([70000, 70001]), np.array([70000, 70002])) == np.inf
     assert cases.error(np.array([1.0, 2.5, np.inf]), want) == pytest.approx(0.5 / np.sqrt(2.5))
 
 

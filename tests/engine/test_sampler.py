@@ -378,3 +378,58 @@ def test_large_vocabulary_in_every_mode():
         token = Sampler(s, 262_144).sample(logits, [rng.randrange(262_144) for _ in range(100)])
         assert isinstance(token, Token)
         assert token.logprob < 0
+
+
+# --- from the best of a row alone ----------------------------------------------------------------------------------
+
+
+def best_of(logits: np.ndarray, k: int) -> chain.Best:
+    """By a full sort."""
+    ids = np.array(best_first(logits.tolist(), list(range(len(logits))))[:k], np.int32)
+    return chain.Best(ids, logits[ids], math.log(math.fsum(math.exp(float(v)) for v in logits)))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "n_probs": 7},
+        {"seed": 1},
+        {"seed": 2, "top_k": 5, "typical_p": 0.6, "n_probs": 3},
+        {"seed": 3, "top_k": 50, "top_p": 0.5, "min_p": 0.0},
+        {"seed": 4, "top_k": 1},
+    ],
+)
+def test_the_best_logits_choose_what_all_of_them_do(sampling) -> None:
+    rng = np.random.default_rng(0)
+    one, other = (Sampler(Sampling(**sampling), 300) for _ in range(2))
+    assert one.n_best == max(1 if not sampling.get("temperature", 1) else one.sampling.top_k, one.sampling.n_probs)
+    for _ in range(20):
+        logits = array(np.round(rng.standard_normal(300) * 6) / 2)  # ties
+        got, want = one.choose(best_of(logits, one.n_best)), other.sample(logits)
+        assert got.id == want.id
+        assert [id for id, _ in got.top] == [id for id, _ in want.top]
+        assert [got.logprob, *(p for _, p in got.top)] == pytest.approx([want.logprob, *(p for _, p in want.top)])
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"top_k": 0},
+        {"top_k": 65},
+        {"temperature": 0.0, "n_probs": 65},
+        {"logit_bias": {3: 1.0}},
+        {"repeat_penalty": 1.1},
+        {"presence_penalty": 0.5},
+    ],
+)
+def test_what_looks_beyond_the_best_takes_all_logits(sampling) -> None:
+    assert Sampler(Sampling(**sampling), 300).n_best is None
+    assert Sampler(Sampling.greedy(), 300, suppressed=[299]).n_best is None
+    assert Sampler(Sampling(repeat_penalty=1.1, repeat_last_n=0), 300).n_best == 40
+    assert Sampler(Sampling(), 30).n_best is None
+
+
+def test_the_best_of_a_row_with_nan_are_refused() -> None:
+    with pytest.raises(NumericsError, match="the logits hold nan at token 3"):
+        Sampler(Sampling.greedy(), 8).choose(chain.Best(np.array([3], np.int32), array([math.nan]), 0.0))

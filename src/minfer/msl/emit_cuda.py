@@ -12,15 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .emit import Emitter, Value
+from .emit import Emitter, Place, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .unit import Instance, Kernel, Param, ThreadgroupVar, Unit
-
-
-Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -58,44 +55,11 @@ class CudaEmitter(Emitter):
         self, unit: Unit, constants: Mapping[str, Value], conditionals: frozenset[Place] = frozenset()
     ) -> None:
         super().__init__(unit, constants)
-        for i in range(len(self.tokens) - 1, -1, -1) if conditionals else ():  # an inner one before the one around it
-            t = self.tokens[i]
-            if t.text == "?" and any(t.file == file and abs(t.line - line) <= 2 for file, line in conditionals):
-                self._equal_arms(i)
+        self.equal_arms(conditionals)
 
-    def _equal_arms(self, question: int) -> None:
-        colon = self._end(question + 1, (":",))
-        end = self._end(colon + 1, (":", ",", ";"))
-        first, second = self._printed(question + 1, colon), self._printed(colon + 1, end)
-        types = [f"decltype(({' '.join(self._text_at(i)[1] for i in arm)}))" for arm in (second, first)]
-        for before, last, other in ((question, first[-1], types[0]), (colon, second[-1], types[1])):
-            if last == before + 1 and self.tokens[last].kind == "num" and self.tokens[last].text[-1] not in "hHF":
-                continue  # a literal that is no half; 0 may be a null pointer
-            self.replace(before, before + 1, f"{self.tokens[before].text} msl_cuda::arm<{other}>(")
-            stop, text = self._text_at(last)
-            self.replace(last, stop, f"{text} )")
-
-    def _end(self, i: int, marks: tuple[str, ...]) -> int:
-        """The next of `marks` (a colon that belongs to no inner conditional), or the bracket that closes around it."""
-        depth = inner = 0
-        while True:
-            text = self.tokens[i].text
-            depth += 1 if text in ("(", "[", "{") else -1 if text in (")", "]", "}") else 0
-            if depth < 0 or (depth == 0 and text in marks and not (text == ":" and inner)):
-                return i
-            inner += depth == 0 and (text == "?") - (text == ":")
-            i += 1
-
-    def _text_at(self, i: int) -> tuple[int, str]:
-        return self.edits.get(i, (i + 1, self.tokens[i].text))
-
-    def _printed(self, start: int, end: int) -> list[int]:
-        """Where the tokens that will be printed begin."""
-        out = []
-        while start < end:
-            out.append(start)
-            start = self._text_at(start)[0]
-        return out
+    def arm_text(self, other: str) -> str:
+        """The arm takes the common type of both."""
+        return f"msl_cuda::arm<decltype(({other}))>("
 
     def threadgroup_text(self, variables: list[ThreadgroupVar]) -> str:
         """One shared variable each, aligned so that it can be read as vectors, as in the software device's arena."""

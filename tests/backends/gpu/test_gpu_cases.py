@@ -53,6 +53,8 @@ def test_case(case: Case) -> None:
 #: One small case or more of each kernel; the whole list is in the slow run. Cases of thousands of rows are for speed.
 QUICK = (
     "embed/Q4_1",
+    "top_k/1025x2/k40",
+    "top_k/nan/k40",
     "embed/Q6_K",
     "embed/F16",
     "get_rows",

@@ -40,6 +40,7 @@ GAIN = (Weight("g", "F32", (256,)), 1e-6)
         (ir.HeadNorm(Weight("g", "F32", (4,)), 0.1), (8, 1), "f32", "a head of 4 values"),
         (ir.HeadRopeStore(0, 2, 1, RopeSpec("norm", 80, 80, 1e4)), (160, 1), "q8_0", "80 is not whole blocks of 32"),
         (ir.Permute((4, 3, 2, 1, 0)), (1, 1, 1, 1, 2), "f32", "up to 4 axes, found 5"),
+        (ir.TopK(1025), (2051, 1), "f32", "the best 1025 of a row; top_parts gives up to 1024"),
         (ir.Silu(), (1 << 20, 1 << 11), "f32", "kernels index up to 2^31"),
     ],
 )
@@ -95,6 +96,12 @@ def test_a_row_out_of_range_is_refused_before_the_launch(case: Case, reason: str
 def test_a_window_of_none_of_the_three_sizes_is_refused() -> None:
     with pytest.raises(GraphError, match="none of the three layouts"):
         gpu_cases.launches(cases._windowed("bad", 8, (1, 2, 3), 1, "f32", None))
+
+
+def test_the_best_of_a_row_too_long_are_refused() -> None:
+    case = Case("bad", ir.TopK(1), (Value(((1 << 20) + 1, 1), fill=0.0),), "elementwise")
+    with pytest.raises(UnsupportedError, match=r"blk\.0\.out: rows of 1,048,577; top_merge takes up to 1,048,576"):
+        gpu_cases.launches(case)
 
 
 def test_a_layer_without_kv_rows_is_refused() -> None:
