@@ -55,7 +55,7 @@ struct Job {
     FailureRecord *failure;
     u32 *group_order;
     u64 seed;
-    u32 order, next, total;
+    u32 order, next, total, threads;
 };
 // Lockstep: how far a lane is. Its `pc` lies within the innermost entry of `path`; an entry is a call that is being made
 // (its return address) or a loop (where it starts, and which iteration).

@@ -7,39 +7,13 @@ __thread Lane *current __attribute__((tls_model("initial-exec")));
 
 // ---- switching stacks: save the callee-saved registers, exchange the stack pointers
 
-extern "C" void msl_switch(void **save, void *to) MSL_HIDDEN;
 #if defined(__x86_64__)
-asm(R"(
-.text
-.p2align 4
-.globl msl_switch
-.hidden msl_switch
-.type msl_switch,@function
-msl_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp,(%rdi)
-  movq %rsi,%rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size msl_switch,.-msl_switch
-)");
-static const int SAVED = 6;  // words below the entry address
+// in msl_rt.h: kernels switch too
 #elif defined(__aarch64__)
 asm(R"(
 .text
 .p2align 4
 .globl msl_switch
-.hidden msl_switch
 .type msl_switch,%function
 msl_switch:
   sub sp, sp, #160
@@ -77,14 +51,9 @@ static const int SAVED = 20, ENTRY = 11;
 
 static void fiber_main();
 
-static inline bool runnable(const Lane *l) {
-    switch (l->state) {
-        case UNSTARTED: case RUNNING: case STEPPED: return true;
-        case WAIT_SIMD: return l->sg->generation != l->wait;
-        case WAIT_GROUP: return l->tg->generation != l->wait;
-        default: return false;
-    }
-}
+static const u32 never = 0;  // what a lane waits for that others do not set going by counting on
+
+static inline bool runnable(const Lane *l) { return l->state == UNSTARTED || l->state == STEPPED || *l->counter != l->wait; }
 
 static inline u32 lanes_of(const Threadgroup *t, u32 sg) {
     u32 left = t->size - sg * SIMD;
@@ -134,7 +103,6 @@ static void start(Worker *w, Lane *l) {
     *--p = nullptr;
 #if defined(__x86_64__)
     *--p = (void *)fiber_main;
-    for (int i = 0; i < SAVED; i++) *--p = nullptr;
 #else
     p -= SAVED + 1;
     for (int i = 0; i < SAVED; i++) p[i] = nullptr;
@@ -146,28 +114,18 @@ static void start(Worker *w, Lane *l) {
 static void switch_to(Worker *w, void **save, Lane *next) {
     if (next->state == UNSTARTED) start(w, next);
     current = next;
-    msl_switch(save, next->sp);
+    switch_stack(save, next->sp);
 }
 
 extern "C" void msl_block(Lane *me, u32 state, u32 generation, u32 site) {
     Worker *w = worker_of(me);
     me->state = state;
-    me->wait = generation;
     me->site = site;
-    // Mostly the neighbour can run: lanes come to a collective one after the other.
-    if ((me->slot + 1) % SIMD && me->slot + 1 < w->tg.size) {
-        Lane *next = me + 1;
-        if (next->state != UNSTARTED && runnable(next)) {
-            current = next;
-            msl_switch(&me->sp, next->sp);
-            me->state = RUNNING;
-            return;
-        }
-    }
+    me->counter = state == WAIT_SIMD ? &me->sg->generation : state == WAIT_GROUP ? &me->tg->generation : &never;
+    me->wait = generation;
     Lane *next = pick(w, me);
-    if (next == me) { me->state = RUNNING; return; }
     if (!next) deadlock(w, me);
-    switch_to(w, &me->sp, next);
+    if (next != me) switch_to(w, &me->sp, next);
     me->state = RUNNING;
 }
 
@@ -176,13 +134,13 @@ static void leave(Worker *w, Lane *me) {
     Simdgroup *g = me->sg;
     Threadgroup *t = me->tg;
     me->state = DONE;
+    me->counter = &never;
+    me->wait = 0;
+    g->live &= ~(1u << me->lane);
     g->alive--;
     t->alive--;
     if (g->arrived && w->checked && !w->lockstep) collective_missed(w, me);
-    if (g->arrived && g->arrived == g->alive && !w->lockstep) {
-        g->arrived = 0;
-        g->generation++;
-    }
+    if (g->arrived && g->arrived == g->alive && !w->lockstep) complete(g);
     if (t->arrived && w->checked) barrier_missed(w, me);
     if (t->arrived && t->arrived == t->alive) release_barrier(w);
 }
@@ -203,7 +161,7 @@ static void fiber_main() {
         }
         if (!next && w->tg.alive) deadlock(w, me);
         w->free_stack[w->free_stacks++] = me->stack;
-        if (!next) msl_switch(&unused, w->main_sp);
+        if (!next) switch_stack(&unused, w->main_sp);
         switch_to(w, &unused, next);
     }
 }
@@ -214,7 +172,7 @@ static void fiber_main() {
     w->abandoned = true;
     for (u32 i = 0; i < w->made_stacks; i++) w->free_stack[w->free_stacks++] = w->stacks + (size_t)i * STACK;
     void *unused;
-    msl_switch(&unused, w->main_sp);
+    switch_stack(&unused, w->main_sp);
     __builtin_unreachable();
 }
 
@@ -307,6 +265,7 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
         Simdgroup *g = &w->sg[s];
         const u32 m = lanes_of(t, s);
         g->alive = m;
+        g->live = m == SIMD ? ~0u : (1u << m) - 1;
         g->arrived = g->generation = 0;
         g->barriers[0] = g->barriers[1] = 0;
         g->lanes = m;
@@ -316,6 +275,9 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
             Lane *l = &w->lane[s * SIMD + place[k]];
             l->slot = s * SIMD + place[k];
             l->state = UNSTARTED;
+            l->counter = &never;
+            l->wait = 0;
+            l->next = &w->lane[s * SIMD + (place[k] + 1) % m];
             l->sg = g;
             l->tg = t;
             l->lane = k;
@@ -382,9 +344,9 @@ static void *helper(void *arg) {
         }
         idle = 0;
         seen = turn;
-        __atomic_fetch_add(&pool->inside, 1, __ATOMIC_SEQ_CST);
+        const u32 others = __atomic_fetch_add(&pool->inside, 1, __ATOMIC_SEQ_CST);
         Job *job = __atomic_load_n(&pool->job, __ATOMIC_SEQ_CST);
-        if (job) work(w, job);
+        if (job && others + 1 < job->threads) work(w, job);  // the pool may be larger than this job asks for
         __atomic_fetch_sub(&pool->inside, 1, __ATOMIC_SEQ_CST);
     }
     return nullptr;
@@ -418,6 +380,7 @@ static void run_one(const Launch *d, const RunOptions *o, FailureRecord *failure
     job.total = d->groups[0] * d->groups[1] * d->groups[2];
     job.order = o->order;
     job.seed = o->seed;
+    job.threads = o->threads;
     u32 *order = nullptr;
     if (o->order == SHUFFLED || o->order == BACKWARD) {
         order = (u32 *)malloc(sizeof(u32) * (job.total + 1));
@@ -428,7 +391,7 @@ static void run_one(const Launch *d, const RunOptions *o, FailureRecord *failure
     job.group_order = order;
     // A few small threadgroups are done before a helper would have woken up.
     const u64 threads = (u64)job.total * d->threads[0] * d->threads[1] * d->threads[2];
-    if (alone || job.total == 1 || threads <= 256 || !pool->helpers) {
+    if (alone || job.threads == 1 || job.total == 1 || threads <= 256 || !pool->helpers) {
         work(pool->main, &job);
     } else {
         __atomic_store_n(&pool->job, &job, __ATOMIC_SEQ_CST);
