@@ -143,26 +143,25 @@ def test_kernels_are_metal_and_state_their_threadgroup_memory(family: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("n_tokens", "norm", "kernel"),
+    ("n_tokens", "kernel"),
     [
-        (1, True, "project_t1"),
-        (2, True, "project_t2"),
-        (3, False, "project_t4"),
-        (4, False, "project_t4"),
-        (5, True, "project_t8"),
-        (8, True, "project_t8"),
-        (9, False, "gemm"),
-        (512, False, "gemm"),
-        (9, True, "project_t8"),
+        (1, "project_t1"),
+        (2, "project_t2"),
+        (3, "project_t4"),
+        (4, "project_t4"),
+        (5, "project_t8"),
+        (8, "project_t8"),
+        (9, "gemm"),
+        (512, "gemm"),
     ],
 )
-def test_products_by_token_count(n_tokens: int, norm: bool, kernel: str) -> None:
-    assert choose.product(PROFILE, n_tokens, norm=norm).kernel == kernel
+def test_products_by_token_count(n_tokens: int, kernel: str) -> None:
+    assert choose.product(PROFILE, n_tokens).kernel == kernel
 
 
 def test_tiers_can_be_switched_off() -> None:
     off = Profile("test", True, 1024, 32768, 1 << 32, off=choose.tiers_off("gemm:off,attn:generic"))
-    assert choose.product(off, 100, norm=False).kernel == "project_t8"
+    assert choose.product(off, 100).kernel == "project_t8"
     assert choose.splits(off, 1, 100_000) == 1
     assert not choose.tiled(off, 100, 0)
     with pytest.raises(RequestError, match="'fast:on' is none of gemm:off"):

@@ -14,11 +14,12 @@ from minfer import cases
 from minfer.backends.gpu.backend import GpuBackend
 from minfer.backends.gpu.devices.base import Bound
 from minfer.backends.gpu.devices.simulator import SimulatorDevice
-from minfer.backends.gpu.lower import Profile, unsupported
+from minfer.backends.gpu.lower import Profile, choose, unsupported
 from minfer.cases import Case, Value
 from minfer.errors import DeviceError, GraphError, RequestError, UnsupportedError
 from minfer.graph import ir
 from minfer.graph.allocate import Allocator
+from minfer.graph.fuse import NORM_PROLOGUE_MAX_TOKENS
 from minfer.graph.ir import RopeSpec, Weight
 from minfer.graph.plan import make_plan
 from minfer.msl.errors import ToolError
@@ -40,6 +41,7 @@ GAIN = (Weight("g", "F32", (256,)), 1e-6)
         (ir.HeadNorm(Weight("g", "F32", (4,)), 0.1), (8, 1), "f32", "a head of 4 values"),
         (ir.HeadRopeStore(0, 2, 1, RopeSpec("norm", 80, 80, 1e4)), (160, 1), "q8_0", "80 is not whole blocks of 32"),
         (ir.Permute((4, 3, 2, 1, 0)), (1, 1, 1, 1, 2), "f32", "up to 4 axes, found 5"),
+        (ir.Project((Weight("w", "Q4_K", (256, 8)),), GAIN), (8, 9), "f32", "a norm joined to a product of 9 tokens"),
         (ir.TopK(1025), (2051, 1), "f32", "the best 1025 of a row; top_parts gives up to 1024"),
         (ir.Silu(), (1 << 20, 1 << 11), "f32", "kernels index up to 2^31"),
     ],
@@ -49,6 +51,20 @@ def test_what_no_kernel_runs_is_named(op: ir.Op, shape: tuple[int, ...], kv_form
     found = unsupported(node, PROFILE, kv_format)
     assert found is not None
     assert reason in found
+
+
+def test_fusion_and_kernels_agree_on_how_many_tokens_a_norm_joins() -> None:
+    assert NORM_PROLOGUE_MAX_TOKENS == choose.NORM_MAX_TOKENS
+    op = ir.Project((Weight("w", "Q4_K", (256, 8)),), GAIN)
+    assert unsupported(ir.Node(0, "n", op, (), (8, choose.NORM_MAX_TOKENS), "f32"), PROFILE, "f32") is None
+
+
+def test_a_fused_node_with_too_many_tokens_is_refused_by_name() -> None:
+    case = Case("bad", ir.Project((Weight("w", "Q4_K", (256, 8)),), GAIN), (Value((256, 9)),), "matmul")
+    with pytest.raises(
+        UnsupportedError, match=r"blk\.0\.out: Project cannot run on simulator: a norm joined to .* 9 tokens"
+    ):
+        cases.run(case, gpu_cases.backend(case))
 
 
 def test_threadgroup_memory_over_the_limit_is_refused() -> None:

@@ -13,9 +13,11 @@ from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
 from minfer.backends.gpu.devices.base import Bound, Step
 from minfer.backends.gpu.inputs import RowCheck, row_checks
 from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
-from minfer.backends.gpu.lower import Context, Region, lower, unsupported
+from minfer.backends.gpu.lower import Context, Region, choose, lower, unsupported
+from minfer.backends.gpu.lower.attention import parts_bytes
 from minfer.backends.gpu.weights import register
 from minfer.errors import NumericsError, RequestError
+from minfer.graph import ir
 from minfer.quants import FORMATS
 from minfer.quants import kv_format as parse_kv_format
 
@@ -96,6 +98,13 @@ class GpuBackend(Backend):
         if self.device.profile.unified_memory:
             return 0
         return math.prod(weight.shape[1:]) * FORMATS[weight.type].row_bytes(weight.shape[0])
+
+    def scratch_bytes(self, plan: Plan, n_cells: int) -> int:
+        n = min(plan.params.n_tokens, choose.SPLIT_MAX_QUERIES)
+        n_splits = choose.splits(self.device.profile, n, n_cells)
+        ops = [node.op for node in plan.graph if node.device == self.name]
+        each = [parts_bytes(op, n, n_splits) for op in ops if isinstance(op, ir.Attn)]
+        return max(each, default=0)  # layers share it
 
     def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
         row_bytes = kv_format.row_bytes(n_values)

@@ -26,6 +26,9 @@ class Choice:
 
 MANY = 1 << 30
 
+#: A norm joins products of up to this many tokens; beyond, each tile of a product would compute it again.
+NORM_MAX_TOKENS = 8
+
 #: In order; the first whose `max_tokens` is reached and whose tier is on. The last row serves every token count.
 PRODUCTS = (
     Choice("project_t1", "matvec", 1, 4, 1, "bound by weight bytes: each is read once"),
@@ -33,7 +36,7 @@ PRODUCTS = (
     Choice("project_t4", "matvec", 4, 2, 4, "the same weights for four tokens"),
     Choice("project_t8", "matvec", 8, 2, 8, "the same weights for eight tokens"),
     Choice("gemm", "gemm", MANY, 64, 32, "bound by arithmetic: simdgroup matrices; no norm prologue"),
-    Choice("project_t8", "any", MANY, 2, 8, "eight tokens at a time, where gemm is off or a norm is joined"),
+    Choice("project_t8", "any", MANY, 2, 8, "eight tokens at a time, where gemm is off"),
 )
 
 #: Query heads that share the keys of one KV head in a threadgroup: the first that holds the group, else the last.
@@ -50,12 +53,12 @@ TILED_MIN_QUERIES = 9
 TIERS = ("gemm", "split", "tiled")
 
 
-def product(profile: Profile, n_tokens: int, *, norm: bool) -> Choice:
+def product(profile: Profile, n_tokens: int) -> Choice:
     """The kernel for a matrix product of `n_tokens`."""
     for choice in PRODUCTS:
         if n_tokens > choice.max_tokens or choice.tier in profile.off:
             continue
-        if choice.tier == "gemm" and (norm or not profile.simd_matrix):
+        if choice.tier == "gemm" and not profile.simd_matrix:
             continue
         return choice
     raise AssertionError("the last row serves everything")

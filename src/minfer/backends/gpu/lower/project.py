@@ -54,7 +54,7 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     bindings += [c.value(9, value) for value in residual]
     if op.norm:
         bindings.append(c.weight(2, op.norm[0]))
-    choice = choose.product(c.profile, n_tokens, norm=op.norm is not None)
+    choice = choose.product(c.profile, n_tokens)
     if choice.kernel == "gemm":
         rows = choice.rows // 2 if glu else choice.rows
         tiles = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
