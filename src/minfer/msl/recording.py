@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,6 +141,7 @@ class Recording:
             return []
         reports = [Report("")] * len(names)
         unordered: list[Touch] = []
+        epochs, epoch = list(accumulate(launch.barrier for launch in self.launches)), None
         for k, i in enumerate(order or range(len(names))):
             launch = self.launches[i]
             alone = (i == 0 or launch.barrier) and (i + 1 == len(names) or self.launches[i + 1].barrier)
@@ -149,8 +151,9 @@ class Recording:
             checked = Checked(launch.kernel, one[0], bindings, mode, count=run.count or not alone)
             runtime.run(one, 1, order=run.order, seed=run.seed, names=[names[k]])
             reports[i] = checked.report()
-            if launch.barrier:
+            if epochs[i] != epoch:  # the launch that has the barrier need not come first in a shuffled order
                 unordered.clear()
+                epoch = epochs[i]
             if not alone:
                 own = _touches(launch, checked)
                 _between_launches(launch, own, unordered, reports[i])

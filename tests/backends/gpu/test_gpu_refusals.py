@@ -11,10 +11,13 @@ import pytest
 
 from helpers import TINY, open_engine
 from minfer import cases
+from minfer.backends.gpu import args
 from minfer.backends.gpu.backend import GpuBackend
 from minfer.backends.gpu.devices.base import Bound
 from minfer.backends.gpu.devices.simulator import SimulatorDevice
+from minfer.backends.gpu.launch import Ref
 from minfer.backends.gpu.lower import Profile, choose, unsupported
+from minfer.backends.gpu.lower.simple import move_rows
 from minfer.cases import Case, Value
 from minfer.errors import DeviceError, GraphError, RequestError, UnsupportedError
 from minfer.graph import ir
@@ -136,21 +139,49 @@ def test_moved_rows_stay_inside() -> None:
         gpu.copy_rows([(5, 0, 4)])
 
 
-@pytest.mark.parametrize("fmt", ["f32", "q8_0"])
-@pytest.mark.parametrize(("source", "target"), [(0, 2), (4, 1)])
-def test_rows_move_verbatim_even_where_they_overlap(fmt: str, source: int, target: int) -> None:
-    gpu = GpuBackend(SimulatorDevice(), fmt)
-    region = gpu.add_kv_region(0, 12, 32, gpu.kv_format)
-    raw = np.random.default_rng(0).integers(0, 256, 12 * region.row_bytes, np.uint8)
-    for side in (region.k, region.v):
-        gpu.write(side, raw)
-    gpu.copy_rows([(source, target, 6)])
-    want = [bytes(row) for row in raw.reshape(12, -1)]
-    moved = want[source : source + 6]
-    want[target : target + 6] = moved
-    for side in (region.k, region.v):
-        got = gpu.read(side, raw.nbytes).reshape(12, -1)
-        assert [bytes(row) for row in got] == want
+#: Far, overlapping by all but one row, by half, a distance that divides nothing, and onto itself.
+MOVES = [(0, 20, 12), (0, 1, 30), (1, 0, 30), (4, 10, 12), (10, 4, 12), (3, 10, 20), (10, 3, 20), (5, 5, 9), (0, 9, 0)]
+
+
+@pytest.mark.parametrize("fmt", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("order", ["forward", "backward", "shuffled"])
+def test_rows_move_verbatim_even_where_they_overlap(fmt: str, order: str) -> None:
+    """On the device alone, with every access checked, in any order of threads."""
+    gpu = GpuBackend(SimulatorDevice(check=True, order=order, seed=3), fmt)
+    regions = [gpu.add_kv_region(layer, 32, n, gpu.kv_format) for layer, n in ((0, 32), (1, 288))]
+    rng = np.random.default_rng(0)
+    want = {}
+    for region in regions:
+        for side in (region.k, region.v):
+            raw = rng.integers(0, 256, (32, region.row_bytes), np.uint8)
+            gpu.write(side, raw)
+            want[side.label] = [bytes(row) for row in raw]
+    gpu.copy_rows(MOVES)
+    for rows in want.values():
+        for source, target, count in MOVES:
+            moved = rows[source : source + count]
+            rows[target : target + count] = moved
+    for region in regions:
+        for side in (region.k, region.v):
+            got = gpu.read(side, 32 * region.row_bytes).reshape(32, -1)
+            assert [bytes(row) for row in got] == want[side.label]
+    launched = [step.launch for step, _ in gpu.device.reports]  # type: ignore[attr-defined]
+    assert [launch.kernel for launch in launched] == ["move_rows"] * (4 * 7)
+
+
+def test_a_move_over_more_strands_than_a_grid_has_keeps_them_apart() -> None:
+    ref = Ref("k", 0)
+    for source, target, count in (
+        (0, 1 << 20, 1 << 16),
+        (0, 100_000, 1 << 20),
+        (98_304, 0, 1 << 20),
+        (0, 65_537, 1 << 20),
+    ):
+        packed = args.MOVE.unpack(move_rows(ref, 64, source, target, count).args)
+        distance, strands = abs(target - source), packed["strands"]
+        assert isinstance(strands, int)
+        assert 1 <= strands <= 1 << 15
+        assert distance >= count or distance % strands == 0
 
 
 def test_a_launch_that_touches_what_it_does_not_declare_stops_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from minfer.backends.gpu.inputs import RowCheck, row_checks
 from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
 from minfer.backends.gpu.lower import Context, Region, choose, lower, unsupported
 from minfer.backends.gpu.lower.attention import parts_bytes
+from minfer.backends.gpu.lower.simple import move_rows
 from minfer.backends.gpu.weights import register
 from minfer.errors import NumericsError, RequestError
 from minfer.graph import ir
@@ -22,7 +23,7 @@ from minfer.quants import FORMATS
 from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from minfer.backends.gpu.devices.base import Device, Recording
     from minfer.graph.allocate import Split
@@ -114,24 +115,23 @@ class GpuBackend(Backend):
         return region
 
     def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Through a staging buffer, so a move may overlap itself in either direction."""
+        """One launch a move and side, on the device; a move may overlap itself in either direction."""
         for region in self.regions.values():
-            size = region.row_bytes
-            longest = max((count for _, _, count in moves), default=0)
-            if not longest:
-                return
             for source, target, count in moves:
                 if min(source, target, count) < 0 or max(source, target) + count > region.n_cells:
                     raise RequestError(
                         f"layer {region.layer}: moving {count} rows from cell {source} to {target} leaves the "
                         f"{region.n_cells} cells of the region"
                     )
-            staging = self.device.buffer(longest * size, "row staging")
-            for rows in (region.k.handle, region.v.handle):
-                for source, target, count in moves:
-                    if count:
-                        self.device.copy(rows, source * size, staging, 0, count * size)
-                        self.device.copy(staging, 0, rows, target * size, count * size)
+        launches = [
+            move_rows(Ref(side, layer), region.row_bytes, source, target, count)
+            for source, target, count in moves
+            if count and source != target
+            for layer, region in self.regions.items()
+            for side in ("k", "v")
+        ]
+        if launches:
+            self.device.encode(self._steps(launches, {}))
 
     # --- programs ------------------------------------------------------------------------------------------------
 
@@ -148,8 +148,6 @@ class GpuBackend(Backend):
 
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Memory]) -> GpuProgram:
         context, launches = self.lower(plan, split)
-        fences = barriers(launches)
-        prove_ordered(launches, fences)
         for name, values in context.tables.items():
             if name not in self._tables:
                 table = self._tables[name] = self.allocate(values.nbytes, f"table {name}")
@@ -158,6 +156,13 @@ class GpuBackend(Backend):
             if name not in self._scratch or self._scratch[name].nbytes < nbytes:
                 self._scratch[name] = self.allocate(nbytes, f"scratch {name}")
         pool = {slot.buffer: buffers(index) for (index, device), slot in plan.slots.items() if device == self.name}
+        checks = row_checks(plan, split, shapes=context.regions, buffers=buffers)
+        return GpuProgram(self, self._steps(launches, pool), checks)
+
+    def _steps(self, launches: Sequence[Launch], pool: Mapping[int, Memory]) -> tuple[Step, ...]:
+        """Launches with their buffers and barriers; `pool` holds the allocator's buffers by number."""
+        fences = barriers(launches)
+        prove_ordered(launches, fences)
 
         def resolve(ref: Ref) -> tuple[Any, int]:
             if ref.space == "pool":
@@ -178,8 +183,7 @@ class GpuBackend(Backend):
                 handle, offset = resolve(b.ref)
                 bound.append(Bound(b.slot, handle, offset, b.start, b.end, b.access != "write", b.writes))
             steps.append(Step(launch, tuple(bound), fence))
-        checks = row_checks(plan, split, shapes=context.regions, buffers=buffers)
-        return GpuProgram(self, tuple(steps), checks)
+        return tuple(steps)
 
     def _values(self, weight: Weight) -> npt.NDArray[np.float32]:
         if self._tensors is None:
