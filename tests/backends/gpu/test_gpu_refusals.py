@@ -13,6 +13,7 @@ from helpers import TINY, open_engine
 from minfer import cases
 from minfer.backends.gpu import args
 from minfer.backends.gpu.backend import GpuBackend
+from minfer.backends.gpu.devices import simulator
 from minfer.backends.gpu.devices.base import Bound
 from minfer.backends.gpu.devices.simulator import SimulatorDevice
 from minfer.backends.gpu.launch import Ref
@@ -25,6 +26,7 @@ from minfer.graph.allocate import Allocator
 from minfer.graph.fuse import NORM_PROLOGUE_MAX_TOKENS
 from minfer.graph.ir import RopeSpec, Weight
 from minfer.graph.plan import make_plan
+from minfer.msl import Library
 from minfer.msl.errors import ToolError
 
 PROFILE = Profile("tiny GPU", True, 1024, 32768, 1 << 32)
@@ -198,6 +200,23 @@ def test_a_launch_that_touches_what_it_does_not_declare_stops_the_device(monkeyp
         cases.run(case, gpu)
     with pytest.raises(DeviceError, match="stopped at an earlier fault"):
         gpu.synchronize()
+
+
+def test_a_launch_without_end_kills_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """kernel void elementwise(constant float & a [[buffer(0)]], device const float * x [[buffer(1)]],
+        device const float * y [[buffer(2)]], device volatile float * z [[buffer(3)]]) {
+        while (z[0] == 0) z[1] += 1;
+    }"""
+    monkeypatch.setattr(simulator, "_kernel", lambda *_: Library(source).kernel("elementwise"))
+    gpu = GpuBackend(SimulatorDevice(timeout=0.3))
+    with pytest.raises(DeviceError, match="stopped: kernel elementwise: no threadgroup has ended for 300 ms"):
+        cases.run(gpu_cases.by_name("add/33"), gpu)
+    with pytest.raises(DeviceError, match="stopped at an earlier fault: kernel elementwise"):
+        gpu.synchronize()
+    monkeypatch.undo()
+    case = gpu_cases.by_name("add/33")  # a new device in the same process is well
+    (got,) = cases.run(case, GpuBackend(SimulatorDevice()))
+    np.testing.assert_array_equal(got, case.data()["x0"] + case.data()["x1"])
 
 
 def test_an_engine_on_the_simulator_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

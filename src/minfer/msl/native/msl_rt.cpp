@@ -161,13 +161,17 @@ static void fiber_main() {
         }
         if (!next && w->tg.alive) deadlock(w, me);
         w->free_stack[w->free_stacks++] = me->stack;
-        if (!next) switch_stack(&unused, w->main_sp);
+        if (!next) {
+            w->running = false;
+            switch_stack(&unused, w->main_sp);
+        }
         switch_to(w, &unused, next);
     }
 }
 
 // Give up the threadgroup: every fiber is dropped (kernels own nothing that needs a destructor).
 [[noreturn]] void abandon(Worker *w) {
+    w->running = false;
     w->free_stacks = 0;
     w->abandoned = true;
     for (u32 i = 0; i < w->made_stacks; i++) w->free_stack[w->free_stacks++] = w->stacks + (size_t)i * STACK;
@@ -294,6 +298,7 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
     }
     if (w->checked) checks_begin_group(w);
     w->abandoned = false;
+    w->running = true;
     switch_to(w, &w->main_sp, &w->lane[w->order[0] * SIMD]);
     current = nullptr;
     if (w->checked) checks_end_group(w);
@@ -304,12 +309,15 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
 static Pool *pool;
 
 static Worker *make_worker() {
+    if (pool->workers == MAX_WORKERS) return nullptr;
     Worker *w = (Worker *)mmap(nullptr, sizeof(Worker), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *stacks = mmap(nullptr, (size_t)STACK * MAX_LANES, PROT_READ | PROT_WRITE, flags, -1, 0);
     void *arena = mmap(nullptr, ARENA, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (w == MAP_FAILED || stacks == MAP_FAILED || arena == MAP_FAILED) return nullptr;
     w->stacks = (char *)stacks;
+    __atomic_store_n(&pool->worker[pool->workers], w, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&pool->workers, 1, __ATOMIC_RELEASE);
     w->tg.arena = (char *)arena;
     return w;
 }
@@ -323,13 +331,16 @@ static void work(Worker *w, Job *job) {
     for (;;) {
         u32 i = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (i >= job->total || __atomic_load_n(&job->failure->code, __ATOMIC_RELAXED)) break;
+        __atomic_store_n(&w->steps, w->steps + 1, __ATOMIC_RELAXED);
         run_threadgroup(w, job->launch, threadgroup_at(job, i));
+        __atomic_store_n(&w->steps, w->steps + 1, __ATOMIC_RELAXED);
     }
 }
 
 // Helpers look for a job that is open. They join by counting themselves in, so the owner knows when the job is unused.
 static void *helper(void *arg) {
     Worker *w = (Worker *)arg;
+    w->thread = pthread_self();
     u32 seen = 0, idle = 0;
     for (;;) {
         u32 turn = __atomic_load_n(&pool->turn, __ATOMIC_ACQUIRE);
@@ -352,22 +363,82 @@ static void *helper(void *arg) {
     return nullptr;
 }
 
+// ---- the watchdog: a threadgroup that does not end is given up, by a signal to the OS thread that runs it. Kernels own
+// nothing that needs a destructor and hold no lock, so a thread may leave one wherever it is.
+
+static u32 current_run() { return __atomic_load_n(&pool->run, __ATOMIC_SEQ_CST); }
+
+static void give_up(int) {
+    Lane *me = current;
+    if (me && worker_of(me)->running && current_run() % 2 && pool->failure->code == TIMED_OUT) abandon(worker_of(me));
+}
+
+static u32 steps() {
+    u32 sum = 0;
+    for (u32 i = 0; i < __atomic_load_n(&pool->workers, __ATOMIC_ACQUIRE); i++)
+        sum += __atomic_load_n(&pool->worker[i]->steps, __ATOMIC_RELAXED);
+    return sum;
+}
+
+static void stop(u32 run) {
+    u32 none = OK;
+    struct sigaction act = {}, before;
+    act.sa_handler = give_up;
+    act.sa_flags = SA_NODEFER | SA_RESTART;  // the handler need not return
+    sigaction(SIGURG, &act, &before);
+    pool->failure->a = (u32)pool->timeout_ms;
+    __atomic_compare_exchange_n(&pool->failure->code, &none, TIMED_OUT, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    while (current_run() == run) {
+        for (u32 i = 0; i < pool->workers; i++)
+            if (__atomic_load_n(&pool->worker[i]->running, __ATOMIC_ACQUIRE)) pthread_kill(pool->worker[i]->thread, SIGURG);
+        usleep(WATCH_MS * 1000);
+    }
+    sigaction(SIGURG, &before, nullptr);
+}
+
+static void *watch(void *) {
+    u32 seen = 0;
+    u64 still = 0;
+    for (;;) {
+        const u32 run = current_run();
+        if (run % 2 == 0) {  // sleep until a run wakes us
+            pthread_mutex_lock(&pool->mutex);
+            __atomic_store_n(&pool->watched, 0, __ATOMIC_SEQ_CST);
+            while (current_run() % 2 == 0) pthread_cond_wait(&pool->watch, &pool->mutex);
+            __atomic_store_n(&pool->watched, 1, __ATOMIC_SEQ_CST);
+            pthread_mutex_unlock(&pool->mutex);
+            still = 0;
+            continue;
+        }
+        usleep(WATCH_MS * 1000);
+        const u32 now = steps();
+        still = now == seen ? still + WATCH_MS : 0;
+        seen = now;
+        if (still >= pool->timeout_ms && current_run() == run) stop(run);
+    }
+    return nullptr;
+}
+
+static bool start_thread(void *(*main)(void *), void *arg) {
+    pthread_t id;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    return pthread_create(&id, &attr, main, arg) == 0;
+}
+
 static bool make_pool(u32 threads) {
     if (!pool) {
         pool = (Pool *)calloc(1, sizeof(Pool));
         pthread_mutex_init(&pool->mutex, nullptr);
         pthread_cond_init(&pool->wake, nullptr);
+        pthread_cond_init(&pool->watch, nullptr);
         pool->main = make_worker();
-        if (!pool->main) return false;
+        if (!pool->main || !start_thread(watch, nullptr)) return false;
     }
     while (pool->helpers + 1 < threads) {
         Worker *w = make_worker();
-        pthread_t id;
-        pthread_attr_t attr;
-        if (!w) return false;
-        pthread_attr_init(&attr);
-        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-        if (pthread_create(&id, &attr, helper, w)) return false;
+        if (!w || !start_thread(helper, w)) return false;
         pool->helpers++;
     }
     return true;
@@ -423,12 +494,22 @@ extern "C" MSL_EXPORT u32 msl_run(const Launch *launches, u32 count, const RunOp
     } else {
         __atomic_store_n(&pool->session, count > 1, __ATOMIC_RELEASE);
         pool->awake = false;
+        pool->main->thread = pthread_self();
+        pool->timeout_ms = options->timeout_ms;
+        pool->failure = failure;
+        __atomic_fetch_add(&pool->run, 1, __ATOMIC_SEQ_CST);
+        if (!__atomic_load_n(&pool->watched, __ATOMIC_SEQ_CST)) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->watch);
+            pthread_mutex_unlock(&pool->mutex);
+        }
         for (; done < count && failure->code == OK; done++) {
             const bool checked = launches[done].checks != nullptr;
             if (checked) checks_begin_launch(&launches[done], options);
             run_one(&launches[done], options, failure, checked || options->order == LOCKSTEP);
             if (checked) checks_end_launch(&launches[done]);
         }
+        __atomic_fetch_add(&pool->run, 1, __ATOMIC_SEQ_CST);
         if (failure->code != OK) done--;
         __atomic_store_n(&pool->session, 0, __ATOMIC_RELEASE);
     }

@@ -146,7 +146,7 @@ MSL_EXPORT void msl_misaligned(const volatile void *p, u32 alignment, Site site)
 MSL_EXPORT void msl_checked_atomic(const volatile void *p, u32 size, u32 kind, Site site);
 #endif
 }
-enum Failure : u32 { OK, DIVERGENT_SIMD, DIVERGENT_BARRIER, DEADLOCK, TG_MEMORY, UNBOUND, STOPPED, TOO_DEEP };
+enum Failure : u32 { OK, DIVERGENT_SIMD, DIVERGENT_BARRIER, DEADLOCK, TG_MEMORY, UNBOUND, STOPPED, TOO_DEEP, TIMED_OUT };
 enum Count : u32 { COUNT_COLLECTIVE, COUNT_SIMD_BARRIER, COUNT_MATRIX };
 
 #if defined(MSL_LOCKSTEP)

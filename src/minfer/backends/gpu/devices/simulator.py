@@ -19,6 +19,7 @@ from minfer.msl.library import Kernel, Library
 from minfer.msl.recording import Bound as NativeBound
 from minfer.msl.recording import Launch as NativeLaunch
 from minfer.msl.recording import Recording as NativeRecording
+from minfer.msl.runtime import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,11 +63,13 @@ class SimulatorDevice(Device):
     """`check` runs every launch with all checks and keeps a report of each in `reports`; a finding raises.
 
     `order` (forward, backward, shuffled by `seed`, lockstep) is the order of lanes, threadgroups and launches that no
-    barrier orders.
+    barrier orders. A launch of which no threadgroup ends for `timeout` seconds is given up.
     """
 
-    def __init__(self, *, check: bool = False, order: str = "forward", seed: int = 0) -> None:
-        self._device = SoftwareDevice(check=check, count=check, order=order, seed=seed)
+    def __init__(
+        self, *, check: bool = False, order: str = "forward", seed: int = 0, timeout: float = TIMEOUT_S
+    ) -> None:
+        self._device = SoftwareDevice(check=check, count=check, order=order, seed=seed, timeout=timeout)
         self.profile = Profile(
             "simulator",
             unified_memory=True,
