@@ -375,6 +375,14 @@ def _attn_cases() -> Iterator[Case]:
             runs = (80, 10, 0, 3, 40, 1, 90, 2, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0, 30, 4, 0, 0, 10, 6)
             yield _windowed(f"attn/map/{tag}", 8, runs, 3, fmt, sliding)
 
+    # Enough queries to share rows: of one sequence, of two far apart, some without rows.
+    for fmt in KV_FORMATS:
+        one = tuple(v for i in range(40) for v in (3, 10 + i))
+        two = tuple(v for i in range(35) for v in ((5, 6 + i) if i % 3 else (700, 650 + 2 * i)))
+        yield _windowed(f"attn/spans/one/{fmt}", 2, one, 40, fmt, None)
+        yield _windowed(f"attn/spans/two/{fmt}", 2, two, 35, fmt, None, 800)
+        yield _windowed(f"attn/spans/sliding/{fmt}", 2, two, 35, fmt, 7, 800)
+
 
 def _causal(
     name: str,
@@ -404,14 +412,16 @@ def _causal(
     return Case(name, op, inputs, "attention", kv)
 
 
-def _windowed(name: str, layout: int, window: tuple[int, ...], n: int, fmt: str, sliding: int | None) -> Case:
+def _windowed(
+    name: str, layout: int, window: tuple[int, ...], n: int, fmt: str, sliding: int | None, n_cells: int = 100
+) -> Case:
     op = ir.Attn(0, 4, 2, 64, 0.125, None, sliding)
     inputs = (
         Value((4 * 64, n)),
         Value((n,), integers=tuple(range(n))),
         Value((len(window),), integers=window),
     )
-    return Case(name, op, inputs, "attention", KvFill(128, 100, tuple(range(100)), fmt), layout)
+    return Case(name, op, inputs, "attention", KvFill(128, n_cells, tuple(range(n_cells)), fmt), layout)
 
 
 def _project_cases() -> Iterator[Case]:

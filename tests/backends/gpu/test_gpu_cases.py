@@ -69,6 +69,7 @@ QUICK = (
     "head_rope_store/norm/q8_0/head64/biased/normed",
     "attn/map/q8_0/sliding5",
     "attn/span/f16/full",
+    "attn/spans/two/f16",
     "attn/sliding3/decode",
     "attn/sliding16/prefill",
     "attn/decode1000",

@@ -173,7 +173,8 @@ def test_attention_by_shape() -> None:
     assert [choose.splits(PROFILE, 1, n) for n in (1, 256, 511, 512, 4096, 100_000)] == [1, 1, 1, 2, 16, 16]
     assert [choose.splits(PROFILE, n, 4096) for n in (8, 9)] == [16, 1]
     assert [choose.tiled(PROFILE, n, 0) for n in (8, 9)] == [False, True]
-    assert [choose.tiled(PROFILE, 9, window) for window in (2, 8)] == [False, False]
+    assert [choose.tiled(PROFILE, n, 2) for n in (9, 32, 33)] == [False, False, True]
+    assert not choose.tiled(PROFILE, 1000, 8)
 
 
 # --- golden launch plans -----------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
                 [*bindings, c.value(6, node, "write")],
                 (op.n_head, ceil_div(n, TILE_QUERIES), 1),
                 32,
-                constants={"head_dim": op.head_dim, "kv_format": KV_TYPES[c.kv_format]},
+                constants=constants,
                 nbytes=moved,
                 flops=flops,
             )

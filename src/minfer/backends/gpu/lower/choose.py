@@ -46,9 +46,10 @@ HEAD_GROUPS = (1, 2, 4, 8)
 SPLIT_MAX_QUERIES = 8
 #: Rows of the KV region a split, and the most splits; fixed when a program is made, whatever the window holds then.
 SPLIT_ROWS, MAX_SPLITS = 256, 16
-#: From this many queries on, attention over causal windows is tiled: 8 queries share the keys. Queries with windows of
-#: their own (spans, maps) read their own rows only, each for itself.
-TILED_MIN_QUERIES = 9
+#: From this many queries on, attention is tiled: 8 queries share the keys. Causal windows are of one sequence; fewer
+#: spans are taken for a token each of several sequences, and maps for rows that are not side by side: there each query
+#: reads its own rows for itself.
+TILED_MIN_QUERIES = {0: 9, 2: 33}
 
 TIERS = ("gemm", "split", "tiled")
 
@@ -78,7 +79,8 @@ def splits(profile: Profile, n_queries: int, n_cells: int) -> int:
 
 def tiled(profile: Profile, n_queries: int, window: int) -> bool:
     """Whether attention runs over tiles of queries."""
-    return n_queries >= TILED_MIN_QUERIES and window == 0 and profile.simd_matrix and "tiled" not in profile.off
+    many = window in TILED_MIN_QUERIES and n_queries >= TILED_MIN_QUERIES[window]
+    return many and profile.simd_matrix and "tiled" not in profile.off
 
 
 def tiers_off(text: str | None = None) -> frozenset[str]:
