@@ -96,14 +96,12 @@ def slow_penalties(logits: list[float], history: list[int], s: Sampling) -> list
     return out
 
 
-@settings(deadline=None)
 @given(LOGITS, st.integers(1, 50))
 def test_top_k(logits, k):
     expected = best_first(logits, list(range(len(logits))))[:k]
     assert chain.top_k(array(logits), k).tolist() == expected
 
 
-@settings(deadline=None)
 @given(LOGITS, SHARE)
 def test_top_p(logits, p):
     ids = best_first(logits, list(range(len(logits))))
@@ -111,7 +109,6 @@ def test_top_p(logits, p):
     assert chain._top_p_of_all(array(logits), p).tolist() == slow_top_p(logits, ids, p)
 
 
-@settings(deadline=None)
 @given(LOGITS, SHARE)
 def test_min_p(logits, p):
     ids = best_first(logits, list(range(len(logits))))
@@ -121,7 +118,6 @@ def test_min_p(logits, p):
     assert alone._candidates(array(logits)).tolist() == sorted(kept)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=40, unique=True), SHARE)
 def test_typical(logits, p):
     ids = best_first(logits, list(range(len(logits))))
@@ -163,7 +159,7 @@ STEPS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(LOGITS, STEPS)
 def test_the_whole_chain_draws_what_the_slow_one_draws(logits, steps):
     s = Sampling(**{"seed": 1, **steps})
@@ -175,7 +171,6 @@ def test_the_whole_chain_draws_what_the_slow_one_draws(logits, steps):
         assert fast.sample(array(logits)).id == slow_draw(logits, s, u)
 
 
-@settings(deadline=None)
 @given(
     LOGITS,
     st.lists(st.integers(0, 39), max_size=80),
@@ -204,7 +199,6 @@ def test_penalties_and_bias(logits, history, repeat, frequency, presence, last_n
     assert given_logits.tolist() == logits  # the caller's logits are not changed
 
 
-@settings(deadline=None)
 @given(LOGITS)
 def test_greedy_takes_the_largest_and_the_lowest_id_of_equals(logits):
     expected = min(range(len(logits)), key=lambda id: (-logits[id], id))
@@ -220,7 +214,6 @@ def test_greedy_sorts_nothing(monkeypatch):
     assert Sampler(Sampling.greedy(), 4).sample(array([0, 3, 1, 3])).id == 1
 
 
-@settings(deadline=None)
 @given(LOGITS, st.integers(0, 5))
 def test_log_probabilities_are_the_models_own(logits, n):
     n = min(n, len(logits))

@@ -1,7 +1,10 @@
 """The CUDA back end: CUDA C++ for NVRTC from the same description of a source. A simdgroup is a warp of 32.
 
 An entry point takes one pointer a buffer, in order of `Entry.buffers`, then one 32-bit offset into the launch's dynamic
-shared memory a [[threadgroup(n)]] argument, in order of `Entry.threadgroup`. A grid is counted in whole threadgroups.
+shared memory a [[threadgroup(n)]] argument, in order of `Entry.threadgroup`. What a kernel takes as `constant T &` is
+passed itself, not by pointer (`Entry.values`): it is there when the kernel starts, without a read from memory. A grid
+is counted in whole threadgroups. On architectures that can, a kernel lets the next one be placed at once and waits for
+those before it (programmatic dependent launch), which changes nothing where the launch does not ask for it.
 """
 
 from __future__ import annotations
@@ -19,17 +22,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """How a kernel is called: the slots of its buffers and of its [[threadgroup(n)]] memory, in call order."""
+    """How a kernel is called: the slots of its buffers and of its [[threadgroup(n)]] memory, in call order, and which
+    of the buffers are passed by value."""
 
     buffers: tuple[int, ...]
     threadgroup: tuple[int, ...]
+    values: frozenset[int] = frozenset()
 
 
 def entry(kernel: Kernel) -> Entry:
     """The arguments of a kernel's entry point. A slot that two optional parameters share is passed once."""
-    return Entry(
-        *(tuple(sorted({p.index for p in kernel.params if p.kind == kind})) for kind in ("buffer", "threadgroup"))
-    )
+
+    def slots(kind: str) -> tuple[int, ...]:
+        return tuple(sorted({p.index for p in kernel.params if p.kind == kind}))
+
+    values = frozenset(p.index for p in kernel.params if _by_value(p))
+    return Entry(slots("buffer"), slots("threadgroup"), values)
+
+
+def _by_value(p: Param) -> bool:
+    return p.kind == "buffer" and p.form == "reference" and p.space == "constant" and not p.condition
 
 
 class CudaEmitter(Emitter):
@@ -70,7 +82,7 @@ class CudaEmitter(Emitter):
         """What an entry point passes for a kernel parameter."""
         form = "msl_cuda::Pointer" if p.form == "pointer" else "msl_cuda::Reference"
         if p.kind == "buffer":
-            return f"{form}{{b{p.index}}}"
+            return f"{form}{{(void *)&b{p.index}}}" if _by_value(p) else f"{form}{{b{p.index}}}"
         if p.kind == "threadgroup":
             return f"{form}{{msl_cuda::threadgroup(t{p.index})}}"
         return f"msl_cuda::{p.builtin}()"
@@ -79,11 +91,21 @@ class CudaEmitter(Emitter):
         """The entry point of one instance."""
         kernel = instance.kernel
         slots = entry(kernel)
-        params = ", ".join([f"void *b{i}" for i in slots.buffers] + [f"uint t{i}" for i in slots.threadgroup])
+        values = {p.index: self._value_type(p) for p in kernel.params if _by_value(p)}
+        params = ", ".join(
+            [f"const __grid_constant__ {values[i]} b{i}" if i in values else f"void *b{i}" for i in slots.buffers]
+            + [f"uint t{i}" for i in slots.threadgroup]
+        )
         bounds = f"__launch_bounds__({kernel.max_threads}) " if kernel.max_threads else ""
         args = self.text_inline(*instance.args) if instance.args else ""
         call = ", ".join(self.argument(p) for p in kernel.params)
-        return f'extern "C" __global__ void {bounds}{symbol}({params}) {{ {kernel.scope}{kernel.name}{args}({call}); }}'
+        body = f"msl_cuda::chain(); {kernel.scope}{kernel.name}{args}({call});"
+        return f'extern "C" __global__ void {bounds}{symbol}({params}) {{ {body} }}'
+
+    def _value_type(self, p: Param) -> str:
+        """The type of a parameter that is passed by value."""
+        words = self.text_inline(p.decl[0], p.type_end).split()
+        return " ".join(w for w in words if w not in ("constant", "const", "volatile"))
 
 
 def emit_cuda(

@@ -22,7 +22,15 @@ __all__ = ["LOWER", "WEIGHT_TYPES", "Context", "Profile", "Region", "lower", "un
 WEIGHT_TYPES = tuple(FORMATS)
 MAX_HEAD_DIM = 256
 #: Threadgroup memory in bytes of the kernel that takes most, with its name.
-THREADGROUP_BYTES = {"gemm": 12288, "attention_tiled": 20480, "attention_g8": 9216, "top_parts": 4096}
+THREADGROUP_BYTES = {
+    "gemm": 12288,
+    "gemm_mma": 18432,
+    "attention_tiled": 20480,
+    "attention_g8": 9216,
+    "attention_wide_g8": 10336,
+    "project_wide_r4": 16896,
+    "top_parts": 4096,
+}
 
 LOWER: dict[type[ir.Op], Lower] = {
     ir.Embed: simple.embed,
