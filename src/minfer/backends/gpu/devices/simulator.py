@@ -80,7 +80,7 @@ class SimulatorDevice(Device):
         )
         self.reports: list[tuple[Step, Report]] = []
         self.encoded = self.recorded = 0
-        self._dead = ""
+        self._dead, self._closed = "", False
 
     def buffer(self, nbytes: int, label: str) -> Buffer:
         try:
@@ -115,6 +115,8 @@ class SimulatorDevice(Device):
 
     def synchronize(self) -> None:
         """A run returns when it is done; what is left is whether it ended well."""
+        if self._closed:
+            raise DeviceError("the simulator is closed")
         if self._dead:
             raise DeviceError(f"the simulator stopped at an earlier fault: {self._dead}")
 
@@ -126,6 +128,8 @@ class SimulatorDevice(Device):
             return None
 
     def close(self) -> None:
+        """Recordings end with it: running one is an error from now on."""
+        self._closed = True
         self.reports.clear()
 
     # --- launches in the software device's form ------------------------------------------------------------------
