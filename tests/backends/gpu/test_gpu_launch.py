@@ -162,14 +162,21 @@ def test_products_by_token_count(n_tokens: int, kernel: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_tokens", "norm", "kernel"),
-    [(1, True, "project_wide"), (2, True, "project_t2"), (8, True, "project_t8"), (9, False, "gemm_mma")],
+    ("n_tokens", "coded", "kernel"),
+    [
+        (1, True, "project_wide"),
+        (1, False, "project_t1"),
+        (2, True, "project_t2"),
+        (8, True, "project_t8"),
+        (9, True, "gemm_mma"),
+        (9, False, "gemm_mma"),
+    ],
 )
-def test_products_of_a_device_with_tiers_of_its_own(n_tokens: int, norm: bool, kernel: str) -> None:
+def test_products_of_a_device_with_tiers_of_its_own(n_tokens: int, coded: bool, kernel: str) -> None:
     own = dataclasses.replace(PROFILE, extra=frozenset(choose.EXTRA))
-    assert choose.product(own, n_tokens, norm=norm).kernel == kernel
+    assert choose.product(own, n_tokens, coded=coded).kernel == kernel
     off = dataclasses.replace(own, off=frozenset(choose.EXTRA))
-    assert choose.product(off, n_tokens, norm=norm) == choose.product(PROFILE, n_tokens, norm=norm)
+    assert choose.product(off, n_tokens, coded=coded) == choose.product(PROFILE, n_tokens)
 
 
 def test_tiers_can_be_switched_off() -> None:
