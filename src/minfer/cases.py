@@ -165,48 +165,73 @@ def random_rows(weight: Weight, rng: np.random.Generator) -> Bytes:
     return raw
 
 
+class Opened:
+    """A case on a backend made for its KV format: planned, with weights and KV rows. `run` it any number of times."""
+
+    def __init__(self, case: Case, backend: Any, seed: int = 0) -> None:
+        self._case, self._backend, self._seed = case, backend, seed
+        self._region = None
+        if case.kv:
+            self._region = backend.add_kv_region(0, case.kv.n_cells, case.kv.n_values, KV_FORMATS[case.kv.format])
+        backend.load_weights(case.weights(seed), ir.weights_of(case.op))
+        self._allocator = Allocator({backend.name: backend})
+        graph = case.graph(backend.name)
+        self.plan = make_plan(lambda _: graph, graph.params, {backend.name: backend}, self._allocator)
+        for node in self.plan.graph:
+            assert node.device == backend.name, f"{case.name}: {node.name} is not on {backend.name}"
+
+    @property
+    def out(self) -> Node:
+        return self.plan.graph.by_name["blk.0.out"]
+
+    def _buffer(self, node: Node) -> Any:
+        return self._allocator.buffer(self.plan.slots[node.index, self._backend.name])
+
+    def launches(self) -> list[Any]:
+        """What each split would launch, or None for each where the device runs no kernels of ours."""
+        return [self._backend.launches(self.plan, split) for split in self.plan.splits]
+
+    def compile(self) -> list[Any]:
+        """The programs of the case, its inputs written."""
+        nodes = self.plan.graph.nodes
+        programs = [self._backend.compile(self.plan, s, lambda i: self._buffer(nodes[i])) for s in self.plan.splits]
+        arrays = self._case.data(self._seed)
+        for node in self.plan.graph:
+            if isinstance(node.op, ir.Input):
+                self._backend.write(self._buffer(node), arrays[node.op.kind])
+        return programs
+
+    def results(self) -> list[Array]:
+        """The op's value, or the KV rows that it stored after it; numpy shape."""
+        case, out, found = self._case, self.out, []
+        if out.dtype != "none":
+            raw: Bytes = self._backend.read(self._buffer(out), out.nbytes)
+            found.append(raw.view(np.float32).reshape(out.shape[::-1]))
+        if case.kv and self._region is not None and not isinstance(case.op, ir.Attn):
+            region, fmt = self._region, KV_FORMATS[case.kv.format]
+            for side in (region.k, region.v):
+                raw = self._backend.read(side, region.n_cells * region.row_bytes)
+                found.append(fmt.unpack(raw.reshape(region.n_cells, region.row_bytes), region.n_values))
+        return found
+
+    def close(self) -> None:
+        self._allocator.close()
+
+
 def run(case: Case, backend: Any, seed: int = 0) -> list[Array]:
     """Run a case on a backend made for its KV format: the op's value (or the KV rows), numpy shape."""
-    device = backend.name
-    graph = case.graph(device)
-    allocator = Allocator({device: backend})
-    plan = make_plan(lambda _: graph, graph.params, {device: backend}, allocator)
-    for node in plan.graph:
-        assert node.device == device, f"{case.name}: {node.name} is not on {device}"
-    backend.load_weights(case.weights(seed), ir.weights_of(case.op))
-    region = None
-    if case.kv:
-        region = backend.add_kv_region(0, case.kv.n_cells, case.kv.n_values, KV_FORMATS[case.kv.format])
-    arrays = case.data(seed)
-
-    def buffer(index: int) -> Any:
-        return allocator.buffer(plan.slots[index, device])
-
-    programs = [backend.compile(plan, split, buffer) for split in plan.splits]
-    for node in plan.graph:
-        if isinstance(node.op, ir.Input):
-            backend.write(buffer(node.index), arrays[node.op.kind])
-    for program in programs:
+    opened = Opened(case, backend, seed)
+    for program in opened.compile():
         program.run()
-    out = plan.graph.by_name["blk.0.out"]
-    results = [_read(backend, buffer(out.index), out)] if out.dtype != "none" else []
-    if case.kv and region is not None and not isinstance(case.op, ir.Attn):
-        fmt = KV_FORMATS[case.kv.format]
-        for side in (region.k, region.v):
-            raw = backend.read(side, region.n_cells * region.row_bytes).reshape(region.n_cells, region.row_bytes)
-            results.append(fmt.unpack(raw, region.n_values))
-    allocator.close()
+    results = opened.results()
+    opened.close()
     return results
-
-
-def _read(backend: Any, buffer: Any, node: Node) -> Array:
-    raw: Bytes = backend.read(buffer, node.nbytes)
-    return raw.view(np.float32).reshape(node.shape[::-1])
 
 
 # --- the list ----------------------------------------------------------------------------------------------------
 
-_TOKENS = (1, 2, 5, 9, 33)
+#: Each product kernel of a GPU, for every weight type.
+_TOKENS = (1, 2, 3, 5, 9, 33)
 _HEAD_DIMS = (64, 80, 96, 128, 256, 8, 40, 248)
 
 
@@ -332,14 +357,20 @@ def _attn_cases() -> Iterator[Case]:
                 continue
             for n, past in ((1, 40), (5, 3)):
                 yield _causal(f"attn/{fmt}/head{d}/n{n}", d, 2, 2, n, past, fmt)
-    for n_head, n_kv_head in ((1, 1), (9, 3), (14, 2), (8, 1)):
+    # Groups of query heads on both sides of 1, 2, 4 and 8.
+    for n_head, n_kv_head in ((1, 1), (2, 1), (9, 3), (4, 1), (5, 1), (14, 2), (8, 1), (9, 1)):
         for n, past in ((1, 0), (1, 129), (7, 60)):
             name = f"attn/gqa{n_head}_{n_kv_head}/n{n}+{past}"
             yield _causal(name, 64, n_head, n_kv_head, n, past)
-    for n in (2, 31, 63, 64, 65, 130):
+    for n in (2, 8, 9, 31, 63, 64, 65, 130):
         yield _causal(f"attn/prefill{n}", 64, 2, 1, n, 0)
-    for length in (1, 2, 31, 32, 33, 63, 64, 65, 200, 1000):
+    # Regions of 511 and 512 cells, 4,095 and 4,096: where a GPU splits the rows, and splits them no further.
+    for length in (1, 2, 31, 32, 33, 63, 64, 65, 200, 508, 509, 1000, 4092, 4093):
         yield _causal(f"attn/decode{length}", 64, 3, 1, 1, length - 1)
+    for n in (8, 9):
+        yield _causal(f"attn/queries{n}", 64, 2, 1, n, 600)
+        spans = tuple(v for i in range(n) for v in (20 + i, 600))
+        yield _windowed(f"attn/span/queries{n}", 2, spans, n, "f32", None, 600)
     for w in (1, 3, 16, 64, 500):
         yield _causal(f"attn/sliding{w}/decode", 64, 2, 1, 1, 99, sliding=w)
         yield _causal(f"attn/sliding{w}/prefill", 64, 2, 1, 70, 5, sliding=w)
@@ -388,14 +419,16 @@ def _causal(
     return Case(name, op, inputs, "attention", kv)
 
 
-def _windowed(name: str, layout: int, window: tuple[int, ...], n: int, fmt: str, sliding: int | None) -> Case:
+def _windowed(
+    name: str, layout: int, window: tuple[int, ...], n: int, fmt: str, sliding: int | None, n_cells: int = 100
+) -> Case:
     op = ir.Attn(0, 4, 2, 64, 0.125, None, sliding)
     inputs = (
         Value((4 * 64, n)),
         Value((n,), integers=tuple(range(n))),
         Value((len(window),), integers=window),
     )
-    return Case(name, op, inputs, "attention", KvFill(128, 100, tuple(range(100)), fmt), layout)
+    return Case(name, op, inputs, "attention", KvFill(128, n_cells, tuple(range(n_cells)), fmt), layout)
 
 
 def _project_cases() -> Iterator[Case]:
@@ -405,6 +438,7 @@ def _project_cases() -> Iterator[Case]:
             gate, up = _w("gate.weight", type_, d, 37), _w("up.weight", type_, d, 37)
             op = ir.Project((gate, up), (_gain(d), 1e-5), "swiglu")
             yield Case(f"project/swiglu/{type_}/n{n}", op, (Value((d, n)),), "matmul")
+    for n in (*_TOKENS, 4, 8):
         q, k, v = _w("q.weight", "Q4_K", 256, 48), _w("k.weight", "Q4_K", 256, 16), _w("v.weight", "Q6_K", 256, 16)
         x = (Value((256, n)),)
         yield Case(f"project/qkv/n{n}", ir.Project((q, k, v)), x, "matmul")

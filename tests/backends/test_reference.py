@@ -1,4 +1,4 @@
-"""The oracle against the definitions (`obvious.py`), on every op case."""
+"""The oracle against the definitions (`doctor/definitions.py`), on every op case."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ import pytest
 from minfer import cases
 from minfer.backends.reference import ReferenceBackend, matmul, rms_norm
 from minfer.cases import Case
+from minfer.doctor.definitions import evaluate
 from minfer.errors import RequestError
 from minfer.graph import ir
 from minfer.graph.rules import RULES
 from minfer.quants import KV_FORMATS
-from obvious import evaluate
 
 CASES = cases.all_cases()
-
-#: The oracle's own class, tighter than any other backend's: f64 inside, one f32 rounding, f32 BLAS products.
-ORACLE = 2e-5
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_case(case: Case) -> None:
-    got = cases.run(case, ReferenceBackend(case.kv_format))
+    backend = ReferenceBackend(case.kv_format)
+    got = cases.run(case, backend)
     want = evaluate(case)
     assert len(got) == len(want) > 0
     for g, w in zip(got, want, strict=True):
         assert g.dtype == np.float32
-        assert cases.error(g, w) <= (0.0 if case.kind == "exact" else ORACLE)
+        assert cases.error(g, w) <= backend.bound(case.op, case.kind, 1.0) <= 2e-5
 
 
 def test_every_op_has_a_case() -> None:

@@ -279,6 +279,31 @@ def plan(
 
 
 @app.command()
+def doctor(
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="NAME", help="Test this one; repeatable. [default: all that auto may take]"),
+    ] = None,
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay", help="On an M1 or M2, try replay too: a fault may take other GPU programs down; save your work."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Test this machine's devices.
+
+    Every kernel against the reference, what the device's code takes for granted, and speed. The report has no personal
+    data; the exit code is 1 where a line failed.
+    """
+    from minfer.cli import doctor
+
+    if not doctor.show(device or [], replay=replay, json=json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def inspect(
     model: Annotated[str | None, typer.Argument(help="As for --model of run.", show_default=False)] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, not only their sums.")] = False,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from minfer.graph.allocate import Split
-    from minfer.graph.ir import Node, Weight
+    from minfer.graph.ir import Node, Op, Weight
     from minfer.graph.plan import Plan
     from minfer.quants import KvFormat
 
@@ -71,6 +71,17 @@ class CpuBackend(Backend):
         if isinstance(op, ir.Attn) and (op.head_dim % 8 or op.head_dim > MAX_HEAD_DIM):
             return f"a head of {op.head_dim} values; it needs a multiple of 8 up to {MAX_HEAD_DIM}"
         return None
+
+    def bound(self, op: Op, kind: str, f32: float) -> float:
+        if kind != "matmul":
+            return BOUNDS[kind]
+        if all(FORMATS[weight.type].block_size == 1 for weight in ir.weights_of(op)):
+            return BOUNDS["matmul_float"]
+        gated = isinstance(op, ir.Project) and op.epilogue in ("swiglu", "geglu")
+        return BOUNDS["gated" if gated else "matmul"]
+
+    def facts(self) -> dict[str, str]:
+        return {"instruction set": self.workspace.isa, "threads": str(self.workspace.threads)}
 
     def allocate(self, nbytes: int, label: str) -> Bytes:
         try:

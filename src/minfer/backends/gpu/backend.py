@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
+from minfer.backends.base import Backend, Bytes, Check, KvRegion, LaunchTime, Tensors
 from minfer.backends.gpu.devices.base import Bound, Step
 from minfer.backends.gpu.inputs import RowCheck, row_checks
 from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
@@ -20,8 +20,10 @@ from minfer.quants import FORMATS
 from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from minfer.backends.base import LaunchList as Listed
+    from minfer.backends.base import Program
     from minfer.backends.gpu.devices.base import Device, Recording
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
@@ -45,6 +47,7 @@ class GpuBackend(Backend):
     def __init__(self, device: Device, kv_format: str = "f32", name: str | None = None) -> None:
         self.device = device
         self.name = name or device.profile.name
+        self.caveat = device.caveat
         self.kv_format = parse_kv_format(kv_format)
         self.regions: dict[int, KvRegion] = {}
         self.lowered = 0
@@ -55,6 +58,12 @@ class GpuBackend(Backend):
 
     def supports(self, node: Node) -> str | None:
         return unsupported(node, self.device.profile, self.kv_format.name)
+
+    def facts(self) -> dict[str, str]:
+        return self.device.facts()
+
+    def checks(self, *, risky: bool) -> Iterator[Check]:
+        return self.device.checks(risky=risky)
 
     # --- memory --------------------------------------------------------------------------------------------------
 
@@ -130,6 +139,18 @@ class GpuBackend(Backend):
 
     def launches(self, plan: Plan, split: Split) -> LaunchList:
         return LaunchList(tuple(self.lower(plan, split)[1]))
+
+    def prepare(self, listed: Iterable[Listed]) -> int:
+        launches = [launch for some in listed if isinstance(some, LaunchList) for launch in some.launches]
+        return self.device.prepare(launches)
+
+    def launch_times(self, program: Program) -> list[LaunchTime]:
+        assert isinstance(program, GpuProgram)
+        launches = [step.launch for step in program.steps]
+        return [
+            LaunchTime(launch.node, launch.kernel, seconds)
+            for launch, seconds in zip(launches, self.device.times(program.steps), strict=True)
+        ]
 
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Memory]) -> GpuProgram:
         context, launches = self.lower(plan, split)
