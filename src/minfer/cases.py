@@ -166,10 +166,10 @@ def random_rows(weight: Weight, rng: np.random.Generator) -> Bytes:
 
 
 class Opened:
-    """A case on a backend made for its KV format: planned, with weights and KV rows. `run` it any number of times."""
+    """A case on a backend made for its KV format: planned, with weights and KV rows; run any number of times."""
 
     def __init__(self, case: Case, backend: Any, seed: int = 0) -> None:
-        self._case, self._backend, self._seed = case, backend, seed
+        self._case, self._backend = case, backend
         self._region = None
         if case.kv:
             self._region = backend.add_kv_region(0, case.kv.n_cells, case.kv.n_values, KV_FORMATS[case.kv.format])
@@ -192,14 +192,21 @@ class Opened:
         return [self._backend.launches(self.plan, split) for split in self.plan.splits]
 
     def compile(self) -> list[Any]:
-        """The programs of the case, its inputs written."""
+        """The programs of the case."""
         nodes = self.plan.graph.nodes
-        programs = [self._backend.compile(self.plan, s, lambda i: self._buffer(nodes[i])) for s in self.plan.splits]
-        arrays = self._case.data(self._seed)
+        return [self._backend.compile(self.plan, s, lambda i: self._buffer(nodes[i])) for s in self.plan.splits]
+
+    def write(self, seed: int = 0) -> None:
+        """Write the inputs. The value and the rows of a run before are gone: what is read next is the next run's."""
+        if self.out.dtype != "none":
+            self._backend.write(self._buffer(self.out), np.full(self.out.n_elements, np.nan, np.float32))
+        if self._region:
+            for side in (self._region.k, self._region.v):
+                self._backend.write(side, np.zeros(self._region.n_cells * self._region.row_bytes, np.uint8))
+        arrays = self._case.data(seed)
         for node in self.plan.graph:
             if isinstance(node.op, ir.Input):
                 self._backend.write(self._buffer(node), arrays[node.op.kind])
-        return programs
 
     def results(self) -> list[Array]:
         """The op's value, or the KV rows that it stored after it; numpy shape."""
@@ -221,7 +228,9 @@ class Opened:
 def run(case: Case, backend: Any, seed: int = 0) -> list[Array]:
     """Run a case on a backend made for its KV format: the op's value (or the KV rows), numpy shape."""
     opened = Opened(case, backend, seed)
-    for program in opened.compile():
+    programs = opened.compile()
+    opened.write(seed)
+    for program in programs:
         program.run()
     results = opened.results()
     opened.close()

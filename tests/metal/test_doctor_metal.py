@@ -14,6 +14,8 @@ from fakemetal import Faults, Runtime, installed
 from fakemetal.install import MODULE
 from scenario import ADD, MULTIPLY, SCALE, N, mutated, step, values
 
+from minfer import backends, cases, doctor
+from minfer.doctor.kernels import Oracle, check_kernels
 from minfer.errors import DeviceError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -170,6 +172,40 @@ def test_a_replay_that_raises(mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "tried", lambda device: 1 / 0)
     found = examined(mac, monkeypatch)["replay"]
     assert (found.verdict, found.text) == ("fail", "ZeroDivisionError: division by zero")
+
+
+def test_the_whole_report_of_a_mac(mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `minfer doctor` does where Metal is: its checks, cases encoded and replayed, speed by the GPU's clock."""
+    on_the_clock(mac, monkeypatch)
+    names = ("rms_norm/33x1", "project/norm_qkv/n1", "matmul/Q4_0/96x37/n9", "attn/decode1000", "kv_store/q8_0/96x3")
+    few = tuple(case for case in cases.all_cases() if case.name in names)
+    monkeypatch.setattr(cases, "all_cases", lambda: few)
+    monkeypatch.setattr("minfer.doctor.speed.LARGE_S", 0.0)
+    monkeypatch.setattr(backends, "AUTO", ("metal", "reference"))
+    lines = list(doctor.examine())
+    assert [f"{part}: {check.name}: {check.text}" for part, check in lines if check.verdict == "fail"] == []
+    parts = dict.fromkeys(part.split(" (")[0] for part, _ in lines)
+    assert list(parts) == [
+        "devices",
+        "kernels of reference against their definitions",
+        "speed of reference",
+        "what metal takes for granted",
+        "kernels of metal against the reference",
+        "speed of metal",
+    ]
+    assert mac.messages["executeCommandsInBuffer:withRange:"] >= len(few), "the second run of a case is a replay"
+    for check in (check for part, check in lines if part == "speed of metal"):
+        assert check.values["clock"] == "device clock"
+        assert int(check.values["bytes"]) > 0
+
+
+def test_a_replay_that_loses_a_launch_is_found_by_the_cases(mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = [case for case in cases.all_cases() if case.name == "attn/decode1000"]
+    assert {check.verdict for check in check_kernels("metal", Oracle(), [case])} == {"pass"}
+    mac.faults.corrupt_replay = True  # the self-test's verdict is kept on disk, from before
+    (found,) = check_kernels("metal", Oracle(), [replace(case, name="attn/again")])
+    assert found.verdict == "fail"
+    assert "run again, it differs" in found.text
 
 
 # --- the GPU's clock ---------------------------------------------------------------------------------------------

@@ -144,7 +144,9 @@ def run(
     stats: Stats = False,
     explain: Explain = False,
     gpu_layers: GpuLayers = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where host time went on standard error.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print where time went, on the host and on the device.")
+    ] = False,
 ) -> None:
     """Answer one prompt.
 
@@ -186,7 +188,7 @@ def run(
             stats=stats,
         )
         if measured:
-            note(measured.table())
+            note(generate.profile(loaded, measured))
 
 
 @app.command()

@@ -130,27 +130,29 @@ def check_kernels(device: str, oracle: Oracle, some: Sequence[Case] | None = Non
 
 
 def _run(case: Case, device: str, oracle: Oracle, passed: _Passed) -> Check | None:
-    """What is wrong with a case, run twice: the second run is of what the first left behind, recorded if need be."""
+    """What is wrong with a case. It runs once, then with other inputs, then as at first: a device may encode the first
+    run and record the second, and nothing that a run leaves behind may stand in for what the next one should do."""
     backend = open_backend(device, case.kv_format)
     try:
         opened = cases.Opened(case, backend)
         programs = opened.compile()
         results = []
-        for _ in range(2):
+        for seed in (0, 1, 0):
+            opened.write(seed)
             for program in programs:
                 program.run()
             results.append(opened.results())
         bound = backend.bound(case.op, case.kind, cases.BOUNDS[case.kind])
     finally:
         backend.close()
-    got, again = results
+    got, _, again = results
     want = oracle.expected(case, device)
     error = max(cases.error(g, w) for g, w in zip(got, want, strict=True))
     if not error <= bound:
         return _difference(got, want, error, bound)
     if any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(got, again, strict=True)):
         wrong = _difference(again, got, max(cases.error(a, b) for a, b in zip(again, got, strict=True)), 0.0)
-        return Check("", "fail", f"the second run differs from the first: {wrong.text}", wrong.values)
+        return Check("", "fail", f"run again, it differs: {wrong.text}", wrong.values)
     passed.add(case, error, bound)
     return None
 

@@ -142,6 +142,7 @@ def _line(device: str, shape: Shape) -> tuple[Check, float]:
             return Check(shape.name, "skip", f"not supported: {lacks}"), 0.0
         opened = cases.Opened(shape, backend)
         program = opened.compile()[-1]
+        opened.write()
         seconds, clock = _seconds(backend, program, shape)
         kernels = _kernels(backend, opened)
         opened.close()

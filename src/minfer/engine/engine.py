@@ -10,7 +10,7 @@ import numpy.typing as npt
 from minfer.backends import open_backend
 from minfer.backends.profile import Profile
 from minfer.engine.place import N_BATCH, need, weights_on
-from minfer.errors import NumericsError, RequestError
+from minfer.errors import NumericsError, RequestError, UnsupportedError
 from minfer.graph import GraphParams
 from minfer.graph.allocate import Allocator
 from minfer.graph.cache import GraphCache
@@ -22,7 +22,7 @@ from minfer.quants import kv_format as parse_kv_format
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from minfer.backends.base import Backend, LaunchList, Program
+    from minfer.backends.base import Backend, LaunchList, LaunchTime, Program
     from minfer.gguf import ModelFile
     from minfer.graph import Node, Placement, Plan
     from minfer.graph.allocate import Split
@@ -60,6 +60,7 @@ class Engine:
         self.backends: dict[str, Backend] = {d: open_backend(d, kv_format) for d in placement.devices}
         self.allocator = Allocator(self.backends)
         self.cache: GraphCache[Program] = GraphCache(arch.build, self.backends, self.allocator, self._compile)
+        self._last: Compiled[Program] | None = None
         plan = self.plan(min(N_BATCH, n_ctx))
         for name, backend in self.backends.items():
             need(backend, arch, plan, n_ctx).check(backend.memory())
@@ -138,7 +139,25 @@ class Engine:
             backend.profile = profile
         return profile
 
+    def launch_times(self) -> dict[str, list[LaunchTime] | str]:
+        """The launches of the last step by their device's clock, or why a device has none.
+
+        The step runs once more for it, with the inputs it had, so that it leaves the same values and KV rows behind.
+        """
+        found: dict[str, list[LaunchTime] | str] = {}
+        compiled = self._last
+        for split, program in zip(compiled.plan.splits, compiled.programs, strict=True) if compiled else ():
+            try:
+                times = self.backends[split.device].launch_times(program)
+            except UnsupportedError as error:
+                found[split.device] = str(error)
+            else:
+                before = found.get(split.device)
+                found[split.device] = (before if isinstance(before, list) else []) + times
+        return found
+
     def close(self) -> None:
+        self._last = None
         self.allocator.close()
         for backend in self.backends.values():
             backend.close()
@@ -165,6 +184,7 @@ class Engine:
                 here = self.allocator.buffer(plan.slots[index, split.device])
                 self.backends[split.device].write(here, self._value(plan, node))
             program.run()
+        self._last = compiled
         return compiled
 
     def _inputs(self, compiled: Compiled[Program]) -> list[tuple[int, str, str]]:

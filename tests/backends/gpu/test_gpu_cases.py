@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from minfer import cases
+from minfer.backends.gpu.devices import simulator
+from minfer.backends.gpu.kernels import FAMILIES
+from minfer.backends.gpu.lower import choose
 from minfer.backends.reference import ReferenceBackend
+from minfer.graph import ir
 
 if TYPE_CHECKING:
     from minfer.cases import Case
@@ -72,6 +76,7 @@ QUICK = (
     "attn/decode1000",
     "project/norm_qkv/n1",
     "project/bias/n2",
+    "project/add/n3",
     "project/geglu/n5",
     "project/swiglu/Q4_1/n1",
     "project/add/n9",
@@ -117,3 +122,38 @@ def compiled_checked() -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if not any(part in c.name for part in LONG)], ids=lambda c: c.name)
 def test_checked_all(case: Case) -> None:
     check(case, "backward")
+
+
+# --- the list itself ---------------------------------------------------------------------------------------------
+
+
+def test_cases_stand_on_both_sides_of_every_threshold() -> None:
+    """Of the table that chooses kernels: tokens of a product, heads of a group, queries, rows of a region."""
+    products: dict[bool, set[int]] = {False: set(), True: set()}
+    groups: set[int] = set()
+    queries: dict[int, dict[int, set[int]]] = {}  # by layout of the window, by queries: the cells of the region
+    for case in CASES:
+        if isinstance(case.op, (ir.MatMul, ir.Project)):
+            products[bool(getattr(case.op, "norm", None))].add(case.inputs[0].shape[1])
+        elif isinstance(case.op, ir.Attn):
+            assert case.kv
+            groups.add(case.op.n_head // case.op.n_kv_head)
+            queries.setdefault(case.window, {}).setdefault(case.inputs[0].shape[1], set()).add(case.kv.n_cells)
+    for edge in {choice.max_tokens for choice in choose.PRODUCTS} - {choose.MANY}:
+        assert all({edge, edge + 1} <= tokens for tokens in products.values()), (
+            f"products of {edge} tokens and one more"
+        )
+    for edge in choose.HEAD_GROUPS:
+        assert {edge, edge + 1} <= groups, f"{edge} query heads a KV head and one more"
+    split_in_two = 2 * choose.SPLIT_ROWS
+    assert choose.TILED_MIN_QUERIES == choose.SPLIT_MAX_QUERIES + 1
+    for layout in (0, 2):
+        for n in (choose.SPLIT_MAX_QUERIES, choose.TILED_MIN_QUERIES):
+            assert max(queries[layout][n]) >= split_in_two, f"{n} queries over rows that are split, layout {layout}"
+    for edge in (split_in_two, choose.SPLIT_ROWS * choose.MAX_SPLITS):
+        assert {edge - 1, edge} <= queries[0][1], f"a region of {edge} rows and one less"
+
+
+def test_the_list_runs_every_kernel() -> None:
+    listed = {launch.kernel for launch in gpu_cases.variants(CASES)}
+    assert listed == {name for family in FAMILIES for name in simulator.library(family).kernel_names}
