@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from threadpoolctl import threadpool_limits
+
 from minfer import backends
 from minfer.backends.base import Check
 from minfer.doctor.kernels import ORACLE, Oracle, check_kernels
@@ -44,7 +46,8 @@ def _examine(devices: tuple[str, ...], risky: bool) -> Iterator[tuple[str, Check
         backend = opened[name]
         yield from (("what " + name + " takes for granted", check) for check in _tried(backend, risky))
         against = "their definitions" if name == ORACLE else f"the {ORACLE}"
-        yield from ((f"kernels of {name} against {against}", check) for check in check_kernels(name, oracle))
+        with threadpool_limits(1, "blas"):  # cases are small: on a busy machine, threads would wait for each other
+            yield from ((f"kernels of {name} against {against}", check) for check in check_kernels(name, oracle))
         caveat = f" ({backend.caveat})" if backend.caveat else ""
         yield from ((f"speed of {name}{caveat}", check) for check in measure(name))
         backend.close()
