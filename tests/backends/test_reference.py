@@ -24,7 +24,7 @@ def test_case(case: Case) -> None:
     want = evaluate(case)
     assert len(got) == len(want) > 0
     for g, w in zip(got, want, strict=True):
-        assert g.dtype == np.float32
+        assert g.dtype == (np.int32 if np.issubdtype(w.dtype, np.integer) else np.float32)
         assert cases.error(g, w) <= backend.bound(case.op, case.kind, 1.0) <= 2e-5
 
 
@@ -42,6 +42,7 @@ def test_the_error_sees_nan_inf_and_shape() -> None:
     assert cases.error(np.array([1.0, 2.0, 3.0]), want) == np.inf
     assert cases.error(np.array([np.nan, 2.0, np.inf]), want) == np.inf
     assert cases.error(want[:2], want) == np.inf
+    assert cases.error(np.array([70000, 70001]), np.array([70000, 70002])) == np.inf
     assert cases.error(np.array([1.0, 2.5, np.inf]), want) == pytest.approx(0.5 / np.sqrt(2.5))
 
 
@@ -78,7 +79,7 @@ def test_a_window_shifted_by_one_changes_the_result() -> None:
     spans = {"here": (10, 20), "shifted": (11, 21)}
     results = {}
     for name, span in spans.items():
-        case = cases._windowed("shift", 2, span, 1, "f32", None)
+        case = cases.windowed("shift", 2, span, 1, "f32", None)
         results[name] = cases.run(case, ReferenceBackend())[0]
     assert np.abs(results["here"] - results["shifted"]).max() > 1e-3
 
@@ -88,7 +89,7 @@ def test_cells_and_tokens_out_of_range_are_refused() -> None:
     bad = Case(store.name, store.op, (*store.inputs[:2], cases.Value((3,), integers=(4, 2, 13))), "kv", store.kv)
     with pytest.raises(RequestError, match="cells 2 to 13 do not fit a KV region of 13"):
         cases.run(bad, ReferenceBackend())
-    attn = cases._windowed("bad", 2, (90, 101), 1, "f32", None)
+    attn = cases.windowed("bad", 2, (90, 101), 1, "f32", None)
     with pytest.raises(RequestError, match="reads cells 90 to 100 of 100"):
         cases.run(attn, ReferenceBackend())
     embed = _by_name("embed/F32")

@@ -40,8 +40,16 @@ def _metal(kv_format: str) -> Backend:
     return GpuBackend(MetalDevice(), kv_format)
 
 
+def _cuda(kv_format: str) -> Backend:
+    from minfer.backends.gpu.backend import GpuBackend
+    from minfer.backends.gpu.devices.cuda import CudaDevice
+
+    return GpuBackend(CudaDevice(), kv_format)
+
+
 DEVICES: dict[str, Callable[[str], Backend]] = {
     "metal": _metal,
+    "cuda": _cuda,
     "cpu": _cpu,
     "reference": _reference,
     "simulator": _simulator,
@@ -61,7 +69,7 @@ HOSTS = tuple(name for name in ("cpu", "reference") if name in DEVICES)
 HOST = HOSTS[0]
 #: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
 #: the simulator, is taken when it is asked for by name.
-AUTO = ("metal", *HOSTS) if sys.platform == "darwin" else HOSTS
+AUTO = ("metal" if sys.platform == "darwin" else "cuda", *HOSTS)
 
 
 def open_backend(device: str, kv_format: str) -> Backend:

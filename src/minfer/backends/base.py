@@ -108,6 +108,11 @@ class Backend(ABC):
     def read(self, buffer: Any, nbytes: int) -> Bytes:
         """A copy of the first `nbytes` bytes of a buffer, after all submitted work."""
 
+    def copy(self, source: Any, target: Any, nbytes: int) -> None:
+        """Copy the first `nbytes` bytes of a buffer to another of this backend, after all submitted work. A device with
+        its own order of work need not wait for it: so the id that one step chose feeds the next."""
+        self.write(target, self.read(source, nbytes))
+
     @abstractmethod
     def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
         """Make the weights that this device's nodes name reachable; called once, before `compile`."""

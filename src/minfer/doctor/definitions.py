@@ -208,6 +208,26 @@ def matmul(case: Case, w: _Weights, _: Any, x: Array) -> list[Array]:
     return [product(x, w(op.weight)) + (w(op.bias) if op.bias else 0.0)]
 
 
+def top_k(case: Case, _: _Weights, __: Any, x: Array) -> list[Array]:
+    """By taking the best away k times; what is no number counts as the best."""
+    op = case.op
+    assert isinstance(op, ir.TopK)
+    ids, values, totals = [], [], []
+    for row in x:
+        left = {i: float(v) if math.isfinite(v) else math.inf for i, v in enumerate(row)}
+        chosen = []
+        for _pick in range(op.k):
+            best = max(left, key=lambda i: (left[i], -i))
+            chosen.append(best)
+            del left[best]
+        ids.append(chosen)
+        values.append([row[i] for i in chosen])
+        top = max(float(v) for v in row)
+        sane = all(math.isfinite(v) or v == -math.inf for v in row)
+        totals.append([top + math.log(sum(math.exp(float(v) - top) for v in row)) if sane else math.nan])
+    return [np.array(ids), np.array(values), np.array(totals)]
+
+
 def permute(case: Case, _: _Weights, __: Any, x: Array) -> list[Array]:
     op = case.op
     assert isinstance(op, ir.Permute)
@@ -235,6 +255,7 @@ _EVALUATE: dict[type[ir.Op], Callable[..., list[Array]]] = {
     ir.Scale: lambda c, w, _, x: [each(lambda a: float(np.float32(a * float(np.float32(c.op.factor)))), x)],
     ir.Softmax: lambda c, w, _, x: [np.array([softmax([float(v) for v in row]) for row in x])],
     ir.SoftCap: lambda c, w, _, x: [each(lambda a: c.op.cap * math.tanh(a / c.op.cap), x)],
+    ir.TopK: top_k,
     ir.View: lambda c, w, _, x: [x[:, c.op.start : c.op.start + c.op.size]],
     ir.Reshape: lambda c, w, _, x: [x.reshape(-1).reshape(c.op.shape[::-1])],
     ir.Permute: permute,

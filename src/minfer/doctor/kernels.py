@@ -149,17 +149,19 @@ def _run(case: Case, device: str, oracle: Oracle, passed: _Passed) -> Check | No
     want = oracle.expected(case, device)
     error = max(cases.error(g, w) for g, w in zip(got, want, strict=True))
     if not error <= bound:
-        return _difference(got, want, error, bound)
+        return _difference(case, got, want, error, bound)
     if any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(got, again, strict=True)):
-        wrong = _difference(again, got, max(cases.error(a, b) for a, b in zip(again, got, strict=True)), 0.0)
+        wrong = _difference(case, again, got, max(cases.error(a, b) for a, b in zip(again, got, strict=True)), 0.0)
         return Check("", "fail", f"run again, it differs: {wrong.text}", wrong.values)
     passed.add(case, error, bound)
     return None
 
 
-def _difference(got: Sequence[Array], want: Sequence[Array], error: float, bound: float) -> Check:
+def _difference(case: Case, got: Sequence[Array], want: Sequence[Array], error: float, bound: float) -> Check:
     """The value that is furthest off, of the result that is."""
-    names = ("value",) if len(got) == 1 else ("K rows", "V rows") if len(got) == 2 else ("value", "K rows", "V rows")
+    names: tuple[str, ...] = ("ids", "logits", "sum") if isinstance(case.op, ir.TopK) else ("value", "K rows", "V rows")
+    if isinstance(case.op, ir.KvStore):
+        names = names[1:]
     which = max(range(len(got)), key=lambda i: cases.error(got[i], want[i]))
     g, w = got[which], want[which]
     if g.shape != w.shape:

@@ -10,11 +10,12 @@ import numpy.typing as npt
 from minfer.backends import open_backend
 from minfer.backends.profile import Profile
 from minfer.engine.place import N_BATCH, need, weights_on
+from minfer.engine.sampler import Best
 from minfer.errors import NumericsError, RequestError, UnsupportedError
-from minfer.graph import GraphParams
+from minfer.graph import GraphParams, Node
 from minfer.graph.allocate import Allocator
 from minfer.graph.cache import GraphCache
-from minfer.graph.ir import Input
+from minfer.graph.ir import Input, TopK
 from minfer.graph.plan import make_plan
 from minfer.kv import CellStore
 from minfer.quants import kv_format as parse_kv_format
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from minfer.backends.base import Backend, LaunchList, LaunchTime, Program
     from minfer.gguf import ModelFile
-    from minfer.graph import Node, Placement, Plan
+    from minfer.graph import Placement, Plan
     from minfer.graph.allocate import Split
     from minfer.graph.cache import Compiled
     from minfer.kv import Rows
@@ -82,8 +83,10 @@ class Engine:
         """Bytes of all KV regions."""
         return 2 * self.arch.n_layer * self.n_ctx * parse_kv_format(self.kv_format).row_bytes(self.n_kv_values)
 
-    def params(self, n_tokens: int, n_outputs: int = 1, *, window: int = 0, trace: bool = False) -> GraphParams:
-        return GraphParams(n_tokens, n_outputs, self.placement, self.kv_format, window, self.unfused, trace)
+    def params(
+        self, n_tokens: int, n_outputs: int = 1, *, window: int = 0, trace: bool = False, top_k: int | None = None
+    ) -> GraphParams:
+        return GraphParams(n_tokens, n_outputs, self.placement, self.kv_format, window, self.unfused, trace, top_k)
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
         """The plan of a step, made for looking at: no memory is taken."""
@@ -98,31 +101,57 @@ class Engine:
 
         Raises `ContextOverflowError` before anything runs if they do not fit.
         """
+        logits: F32 = self._prefill(tokens, None)[0]
+        return logits
+
+    def prefill_best(self, tokens: Sequence[int], k: int) -> Best:
+        """`prefill`, of whose logits only the `k` best leave the device."""
+        return self._best(self._prefill(tokens, k))[0]
+
+    def ranks(self, k: int) -> bool:
+        """Whether the device of the logits can give their `k` best."""
+        node = Node(-1, "top_k", TopK(k), (), (2 * k + 1, 1), "i32")
+        return self.backends[self.placement.output].supports(node) is None
+
+    def _prefill(self, tokens: Sequence[int], top_k: int | None) -> npt.NDArray[Any]:
         if not tokens:
             raise RequestError("nothing to run: the prompt has no tokens")
         self.cells.require(len(tokens))
-        logits = np.zeros((0, 0), np.float32)
         for start in range(0, len(tokens), N_BATCH):
             batch = list(tokens[start : start + N_BATCH])
             last = start + len(batch) == len(tokens)
-            logits = self.forward(batch, self.cells.rows(len(batch)), n_outputs=1 if last else 0)
+            output = self._forward(batch, self.cells.rows(len(batch)), 1 if last else 0, top_k)
             self.cells.commit(batch)
-        last_row: F32 = logits[0]
-        return last_row
+        return output
 
     def forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> F32:
         """One pass: logits `(n_outputs, n_vocab)` of the last `n_outputs` tokens. The KV rows given are written.
 
         Raises `NumericsError` naming the first node with NaN or Inf if the logits have any.
         """
+        return self._forward(tokens, rows, n_outputs, None)
+
+    def forward_best(self, tokens: Sequence[int], rows: Rows, n_outputs: int, k: int) -> list[Best]:
+        """`forward`, of whose rows of logits only the `k` best leave the device."""
+        return self._best(self._forward(tokens, rows, n_outputs, k))
+
+    def _forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int, top_k: int | None) -> npt.NDArray[Any]:
         self._check_tokens(tokens)
-        compiled = self._run(self.params(len(tokens), n_outputs, window=rows.layout), tokens, rows)
+        compiled = self._run(self.params(len(tokens), n_outputs, window=rows.layout, top_k=top_k), tokens, rows)
         if not n_outputs:
             return np.zeros((0, self.arch.n_vocab), np.float32)
-        logits: F32 = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]])
+        output = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]])
+        logits = output if top_k is None else output[:, top_k:].view(np.float32)  # what is no number comes first
         if not np.isfinite(logits).all():
             self._name_bad_node(tokens, rows, n_outputs)
-        return logits
+        return output
+
+    @staticmethod
+    def _best(words: npt.NDArray[np.int32]) -> list[Best]:
+        k = words.shape[1] // 2
+        return [
+            Best(row[:k], row[k : 2 * k].view(np.float32), float(row[2 * k :].view(np.float32)[0])) for row in words
+        ]
 
     def trace(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> Iterator[tuple[Node, npt.NDArray[Any]]]:
         """Run with every value kept and give each node's, in build order. KV rows are written, not given."""

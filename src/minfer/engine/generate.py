@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from minfer.engine.sampler import Sampler, Sampling
+from minfer.engine.sampler import Best, Sampler, Sampling
 from minfer.engine.stop import StopStrings
 from minfer.errors import RequestError
 from minfer.text import StreamDecoder
@@ -15,7 +15,7 @@ from minfer.text import StreamDecoder
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from minfer.engine.engine import Engine
+    from minfer.engine.engine import F32, Engine
     from minfer.engine.sampler import Token
     from minfer.text import Tokenizer
 
@@ -121,11 +121,12 @@ class Generation(Iterator[str]):
             self._end()
             return
         start = time.perf_counter()
-        logits = engine.prefill(self._prompt[self._cached :])
+        scores = self._scores(self._prompt[self._cached :])
         self._prefill_seconds = time.perf_counter() - start
         history = list(self._prompt)
         while True:
-            token = self._sampler.sample(logits, history)
+            sampler = self._sampler
+            token = sampler.choose(scores) if isinstance(scores, Best) else sampler.sample(scores, history)
             self.tokens.append(token)
             if token.id in self._tokenizer.eog_ids:
                 self.finish_reason = "stop"
@@ -143,12 +144,19 @@ class Generation(Iterator[str]):
                 self.finish_reason = "context"
                 break
             start = time.perf_counter()
-            logits = engine.prefill([token.id])
+            scores = self._scores([token.id])
             self._decode_seconds += time.perf_counter() - start
             self._n_decoded += 1
         if self._stops.found is None and (text := self._stops.push(decoder.finish()) + self._stops.finish()):
             yield text
         self._end()
+
+    def _scores(self, tokens: Sequence[int]) -> Best | F32:
+        """Run tokens: the best of the logits where they are all that sampling takes, else every one."""
+        k = self._sampler.n_best
+        if k is not None and self._engine.ranks(k):
+            return self._engine.prefill_best(tokens, k)
+        return self._engine.prefill(tokens)
 
     def _end(self) -> None:
         if self._on_end is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from minfer.cases import Case
 
 CASES = cases.all_cases()
+#: What kernels are chosen by: a device that takes the plain ones, and one like CUDA that asks for its own.
+PLAIN = simulator.SimulatorDevice().profile
+EVERY = replace(PLAIN, extra=frozenset(choose.EXTRA), split_rows=64, max_splits=choose.MAX_SPLITS)
+PROFILES = (PLAIN, EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +62,8 @@ def test_case(case: Case) -> None:
 #: One small case or more of each kernel; the whole list is in the slow run. Cases of thousands of rows are for speed.
 QUICK = (
     "embed/Q4_1",
+    "top_k/1025x2/k40",
+    "top_k/nan/k40",
     "embed/Q6_K",
     "embed/F16",
     "get_rows",
@@ -140,20 +147,34 @@ def test_cases_stand_on_both_sides_of_every_threshold() -> None:
             groups.add(case.op.n_head // case.op.n_kv_head)
             queries.setdefault(case.window, {}).setdefault(case.inputs[0].shape[1], set()).add(case.kv.n_cells)
     for edge in {choice.max_tokens for choice in choose.PRODUCTS} - {choose.MANY}:
-        assert all({edge, edge + 1} <= tokens for tokens in products.values()), (
-            f"products of {edge} tokens and one more"
-        )
+        assert all({edge, edge + 1} <= tokens for tokens in products.values()), f"{edge} tokens and one more"
     for edge in choose.HEAD_GROUPS:
         assert {edge, edge + 1} <= groups, f"{edge} query heads a KV head and one more"
-    split_in_two = 2 * choose.SPLIT_ROWS
     assert choose.TILED_MIN_QUERIES == choose.SPLIT_MAX_QUERIES + 1
-    for layout in (0, 2):
-        for n in (choose.SPLIT_MAX_QUERIES, choose.TILED_MIN_QUERIES):
-            assert max(queries[layout][n]) >= split_in_two, f"{n} queries over rows that are split, layout {layout}"
-    for edge in (split_in_two, choose.SPLIT_ROWS * choose.MAX_SPLITS):
-        assert {edge - 1, edge} <= queries[0][1], f"a region of {edge} rows and one less"
+    for profile in PROFILES:
+        for edge in (2 * profile.split_rows, profile.max_splits * profile.split_rows):
+            assert {edge - 1, edge} <= queries[0][1], f"a region of {edge} rows and one less"
+        for layout in (0, 2):
+            for n in (choose.SPLIT_MAX_QUERIES, choose.TILED_MIN_QUERIES):
+                assert max(queries[layout][n]) >= 2 * profile.split_rows, f"{n} queries over rows that are split"
+    for n_in, n_out in ((512, 0), (1024, 0), (0, 2048), (0, 8192)):
+        tried = {a if n_in else b for a, b in products_of_one_token()}
+        below, above = (n_in, n_in + 32) if n_in else (n_out - 1, n_out)
+        assert {below, above} <= tried
+
+
+def products_of_one_token() -> set[tuple[int, int]]:
+    ops = [case.op for case in CASES if isinstance(case.op, ir.MatMul) and case.inputs[0].shape[1] == 1]
+    return {(op.weight.shape[0], op.weight.shape[1]) for op in ops}
 
 
 def test_the_list_runs_every_kernel() -> None:
-    listed = {launch.kernel for launch in gpu_cases.variants(CASES)}
-    assert listed == {name for family in FAMILIES for name in simulator.library(family).kernel_names}
+    """On a device with every tier, or on one without those that a device must ask for."""
+    ran = set()
+    for profile in PROFILES:
+        for case in CASES:
+            gpu = gpu_cases.backend(case)
+            gpu.device.profile = profile
+            launched = [v for some in cases.Opened(case, gpu).launches() for v in some.launches]
+            ran |= {launch.kernel for launch in launched}
+    assert ran == {name for family in FAMILIES for name in simulator.library(family).kernel_names}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import struct
@@ -136,7 +137,8 @@ def test_kernels_are_metal_and_state_their_threadgroup_memory(family: str) -> No
         declared = THREADGROUP_BYTES.get(name)
         kernel = library.unit.instances[name].kernel
         if kernel.threadgroup and family != "heads":
-            assert declared or name.startswith("attention_g"), name
+            small = ("attention_g", "attention_combine", "project_wide", "top_")  # less than the largest stated
+            assert declared or name.startswith(small), name
 
 
 # --- the choice table --------------------------------------------------------------------------------------------
@@ -158,6 +160,17 @@ def test_kernels_are_metal_and_state_their_threadgroup_memory(family: str) -> No
 )
 def test_products_by_token_count(n_tokens: int, norm: bool, kernel: str) -> None:
     assert choose.product(PROFILE, n_tokens, norm=norm).kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "norm", "kernel"),
+    [(1, True, "project_wide"), (2, True, "project_t2"), (9, False, "gemm_mma"), (9, True, "project_t8")],
+)
+def test_products_of_a_device_with_tiers_of_its_own(n_tokens: int, norm: bool, kernel: str) -> None:
+    own = dataclasses.replace(PROFILE, extra=frozenset(choose.EXTRA))
+    assert choose.product(own, n_tokens, norm=norm).kernel == kernel
+    off = dataclasses.replace(own, off=frozenset(choose.EXTRA))
+    assert choose.product(off, n_tokens, norm=norm) == choose.product(PROFILE, n_tokens, norm=norm)
 
 
 def test_tiers_can_be_switched_off() -> None:

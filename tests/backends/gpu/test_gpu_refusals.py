@@ -40,6 +40,7 @@ GAIN = (Weight("g", "F32", (256,)), 1e-6)
         (ir.HeadNorm(Weight("g", "F32", (4,)), 0.1), (8, 1), "f32", "a head of 4 values"),
         (ir.HeadRopeStore(0, 2, 1, RopeSpec("norm", 80, 80, 1e4)), (160, 1), "q8_0", "80 is not whole blocks of 32"),
         (ir.Permute((4, 3, 2, 1, 0)), (1, 1, 1, 1, 2), "f32", "up to 4 axes, found 5"),
+        (ir.TopK(1025), (2051, 1), "f32", "the best 1025 of a row; top_parts gives up to 1024"),
         (ir.Silu(), (1 << 20, 1 << 11), "f32", "kernels index up to 2^31"),
     ],
 )
@@ -81,9 +82,9 @@ def _edit(name: str, **inputs: tuple[int, ...]) -> Case:
         (_edit("kv_store/f32/96x3", x2=(4, 2, 4)), "a cell is stored twice"),
         (_edit("rope/norm/plain", x1=(0, 1, -1, 3, 4)), "positions -1 to 4"),
         (_edit("attn/one_row/f32", x1=(4,)), "layer 0: a query reads cells 0 to 4 of 4"),
-        (cases._windowed("bad", 2, (90, 101), 1, "f32", None), "a query reads cells 90 to 100 of 100"),
-        (cases._windowed("bad", 8, (95, 6, 0, 0, 0, 0, 0, 0), 1, "f32", None), "reads cells 95 to 100 of 100"),
-        (cases._windowed("bad", 8, (5, -2, 0, 0, 0, 0, 0, 0), 1, "f32", None), "a run of -2 rows"),
+        (cases.windowed("bad", 2, (90, 101), 1, "f32", None), "a query reads cells 90 to 100 of 100"),
+        (cases.windowed("bad", 8, (95, 6, 0, 0, 0, 0, 0, 0), 1, "f32", None), "reads cells 95 to 100 of 100"),
+        (cases.windowed("bad", 8, (5, -2, 0, 0, 0, 0, 0, 0), 1, "f32", None), "a run of -2 rows"),
     ],
 )
 def test_a_row_out_of_range_is_refused_before_the_launch(case: Case, reason: str) -> None:
@@ -94,7 +95,13 @@ def test_a_row_out_of_range_is_refused_before_the_launch(case: Case, reason: str
 
 def test_a_window_of_none_of_the_three_sizes_is_refused() -> None:
     with pytest.raises(GraphError, match="none of the three layouts"):
-        gpu_cases.launches(cases._windowed("bad", 8, (1, 2, 3), 1, "f32", None))
+        gpu_cases.launches(cases.windowed("bad", 8, (1, 2, 3), 1, "f32", None))
+
+
+def test_the_best_of_a_row_too_long_are_refused() -> None:
+    case = Case("bad", ir.TopK(1), (Value(((1 << 20) + 1, 1), fill=0.0),), "elementwise")
+    with pytest.raises(UnsupportedError, match=r"blk\.0\.out: rows of 1,048,577; top_merge takes up to 1,048,576"):
+        gpu_cases.launches(case)
 
 
 def test_a_layer_without_kv_rows_is_refused() -> None:

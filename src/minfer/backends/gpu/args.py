@@ -67,6 +67,7 @@ EMBED = _declare("embed_args", "uint n_in, uint row_bytes")
 COPY = _declare("copy_args", "uint n, uint start, uint extent[4], uint stride[4]")
 ELEMENTWISE = _declare("elementwise_args", "uint n, float factor")
 NORM = _declare("norm_args", "uint n, float eps")
+TOP = _declare("top_args", "uint n, uint k")
 HEADS = _declare(
     "heads_args", "uint n_head, uint n_kv_head, uint width, uint row_bytes, float magnitude, float q_eps, float k_eps"
 )
@@ -75,7 +76,7 @@ ATTN = _declare(
     "uint n_head, uint n_kv_head, uint n_queries, uint row_bytes, uint sliding, float scale, float softcap",
 )
 
-STRUCTS = {s.name: s for s in (PROJECT, EMBED, COPY, ELEMENTWISE, NORM, HEADS, ATTN)}
+STRUCTS = {s.name: s for s in (PROJECT, EMBED, COPY, ELEMENTWISE, NORM, TOP, HEADS, ATTN)}
 
 
 def header() -> str:

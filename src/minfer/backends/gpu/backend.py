@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Memory:
-    """A buffer of the device. `host` is the last array of integers written to it: rows are checked there."""
+    """A buffer of the device. `host` is the last array of integers written to it: rows are checked there. `computed`
+    integers came from a kernel, whose indices are in range."""
 
     handle: Any
     nbytes: int
     label: str
     host: npt.NDArray[np.int32] | None = None
+    computed: bool = False
 
 
 class GpuBackend(Backend):
@@ -75,13 +77,17 @@ class GpuBackend(Backend):
 
     def write(self, buffer: Memory, data: npt.NDArray[Any]) -> None:
         raw = np.ascontiguousarray(data)
-        buffer.host = raw.copy() if raw.dtype == np.int32 else None
+        buffer.host, buffer.computed = raw.copy() if raw.dtype == np.int32 else None, False
         if raw.nbytes:
             self.device.write(buffer.handle, 0, raw.reshape(-1).view(np.uint8).data)
 
     def read(self, buffer: Memory, nbytes: int) -> Bytes:
         self.device.synchronize()
         return np.frombuffer(self.device.read(buffer.handle, 0, nbytes), np.uint8).copy()
+
+    def copy(self, source: Memory, target: Memory, nbytes: int) -> None:
+        self.device.copy(source.handle, 0, target.handle, 0, nbytes)
+        target.host, target.computed = None, True
 
     def memory(self) -> tuple[int, int] | None:
         return self.device.memory()

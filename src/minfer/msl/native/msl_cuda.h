@@ -422,6 +422,24 @@ struct Reference {
     template <class T> MSL_FN operator T &() const { return *(T *)at; }
 };
 MSL_FN void *threadgroup(uint offset) { return dynamic_memory + offset; }
+// For kernels that ask for the tensor cores by name; the lanes' shares are those of PTX's mma.m16n8k8 for tf32.
+MSL_FN float tf32(float x) {
+    uint r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return __builtin_bit_cast(float, r);
+}
+MSL_FN void mma_tf32(metal::vec<float, 4> &d, metal::vec<float, 4> a, metal::vec<float, 2> b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
+                 : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
+                   "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
+}
+// Programmatic dependent launch: the next kernel may be placed while this one runs; memory is touched after those before.
+MSL_FN void chain() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
 struct Id {
     uint x, y, z;
     MSL_FN operator uint() const { return x; }

@@ -6,6 +6,7 @@ constant uint head_dim [[function_constant(0)]];
 constant uint kv_format [[function_constant(1)]];
 constant uint layout [[function_constant(2)]];   // int32 values of the window a query: 0, 2, 8
 constant uint n_splits [[function_constant(3)]];
+#define MAX_SPLITS 128  // as in lower/choose.py
 constant bool has_window = layout > 0;
 constant bool is_split = n_splits > 1;
 constant bool is_whole = n_splits <= 1;
@@ -150,17 +151,24 @@ template [[host_name("attention_g8")]] kernel attention_t attention<8>;
 kernel void attention_combine(constant attn_args & a [[buffer(0)]], device const float * parts [[buffer(1)]],
                               device float * y [[buffer(2)]], uint2 tg [[threadgroup_position_in_grid]],
                               uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float weights[MAX_SPLITS];  // of each split: exp(its max - the max), 0 where it has no rows
     const uint size = head_dim + 2;
     const ulong head = ulong(tg.y) * a.n_head + tg.x;
     device const float * own = parts + head * n_splits * size;
     float top = -INFINITY, total = 0;
-    for (uint s = 0; s < n_splits; s++) top = max(top, own[s * size + head_dim]);
-    for (uint s = 0; s < n_splits; s++)
-        if (own[s * size + head_dim + 1] != 0) total += own[s * size + head_dim + 1] * exp(own[s * size + head_dim] - top);
+    for (uint s = lane; s < n_splits; s += SIMD) top = max(top, own[s * size + head_dim]);
+    top = simd_max(top);
+    for (uint s = lane; s < n_splits; s += SIMD) {
+        const float sum = own[s * size + head_dim + 1], weight = sum != 0 ? exp(own[s * size + head_dim] - top) : 0.0f;
+        if (sum != 0) total += sum * weight;
+        weights[s] = weight;
+    }
+    total = simd_sum(total);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = lane; i < head_dim; i += SIMD) {
         float sum = 0;
         for (uint s = 0; s < n_splits; s++)
-            if (own[s * size + head_dim + 1] != 0) sum += own[s * size + i] * exp(own[s * size + head_dim] - top);
+            if (weights[s] != 0) sum = fma(own[s * size + i], weights[s], sum);
         y[head * head_dim + i] = total == 0 ? 0.0f : sum / total;
     }
 }

@@ -55,10 +55,16 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     if op.norm:
         bindings.append(c.weight(2, op.norm[0]))
     choice = choose.product(c.profile, n_tokens, norm=op.norm is not None)
-    if choice.kernel == "gemm":
+    kernel = family = choice.kernel
+    if choice.tier in ("gemm", "mma"):
         rows = choice.rows // 2 if glu else choice.rows
         tiles = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
-        grid, threads, family = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS, "gemm"
+        grid, threads = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS
+    elif choice.tier == "wide":
+        rows, across = choose.wide(n_in, sum(widths))
+        constants |= {"has_norm": op.norm is not None, "across": across}
+        groups = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
+        grid, threads, kernel = (ceil_div(groups * across, SIMDGROUPS), 1, 1), 32 * SIMDGROUPS, f"{family}_r{rows}"
     else:
         constants["has_norm"] = op.norm is not None
         groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
@@ -71,7 +77,7 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
         launch(
             node,
             family,
-            choice.kernel,
+            kernel,
             args.PROJECT,
             values,
             bindings,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from minfer.backends.gpu import args
 from minfer.backends.gpu.lower.context import Context, ceil_div, launch
+from minfer.errors import UnsupportedError
 from minfer.graph import ir
 from minfer.quants import FORMATS
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from minfer.graph.ir import Node
 
 THREADS = 128
+#: Values a part of a row whose best are looked for, the most parts of a row, and the most that are looked for.
+TOP_PART, MAX_TOP_PARTS, MAX_TOP_K = 1024, 1024, 1024
 
 #: The kernel's numbers of the elementwise ops; the index is the function constant `operation`.
 ELEMENTWISE = (ir.Silu, ir.Gelu, ir.Scale, ir.SoftCap, ir.Add, ir.Mul, ir.SwiGLU, ir.GeGLU)
@@ -96,6 +99,22 @@ def softmax(c: Context, node: Node, op: ir.Softmax) -> list[Launch]:
     grid = (node.n_elements // d, 1, 1)
     values = {"n": d, "eps": 0.0}
     return [launch(node, "norms", "softmax", args.NORM, values, bindings, grid, 32, flops=5 * node.n_elements)]
+
+
+def top_k(c: Context, node: Node, op: ir.TopK) -> list[Launch]:
+    (x,) = c.inputs(node)
+    d, n = x.shape
+    parts = ceil_div(d, TOP_PART)
+    if parts > MAX_TOP_PARTS:
+        raise UnsupportedError(f"{node.name}: rows of {d:,}; top_merge takes up to {MAX_TOP_PARTS * TOP_PART:,} values")
+    size = 4 * n * parts * (2 * op.k + 2)
+    values = {"n": d, "k": op.k}
+    first = [c.value(1, x), c.temporary(2, "top", size, "write")]
+    second = [c.temporary(1, "top", size, "read"), c.value(2, node, "write")]
+    return [
+        launch(node, "top", "top_parts", args.TOP, values, first, (parts, n, 1), 32, flops=(op.k + 4) * x.n_elements),
+        launch(node, "top", "top_merge", args.TOP, values, second, (n, 1, 1), 32, flops=op.k * n * parts),
+    ]
 
 
 def elementwise(c: Context, node: Node, op: ir.Op) -> list[Launch]:
