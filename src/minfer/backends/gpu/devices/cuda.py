@@ -12,7 +12,6 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,15 +109,6 @@ class Call:
         self.function, self.grid, self.threads = function, launch.grid, launch.threads
         self.label = f"{launch.node} ({launch.kernel})"
 
-    def node(self, driver: Any) -> Any:
-        """The launch as a node of a graph."""
-        params = driver.CUDA_KERNEL_NODE_PARAMS()
-        params.func = self.function
-        params.gridDimX, params.gridDimY, params.gridDimZ = self.grid
-        params.blockDimX, params.blockDimY, params.blockDimZ = self.threads, 1, 1
-        params.kernelParams = ctypes.addressof(self.params)
-        return params
-
 
 class CudaRecording:
     """An instantiated CUDA graph."""
@@ -136,10 +126,15 @@ class CudaRecording:
             "cuGraphAddDependencies_v2" if hasattr(driver, "cuGraphAddDependencies_v2") else "cuGraphAddDependencies"
         )
         for c, after in zip(self._calls, hazards([s.launch for s in steps]), strict=True):
+            params = driver.CUDA_KERNEL_NODE_PARAMS()
+            params.func = c.function
+            params.gridDimX, params.gridDimY, params.gridDimZ = c.grid
+            params.blockDimX, params.blockDimY, params.blockDimZ = c.threads, 1, 1
+            params.kernelParams = ctypes.addressof(c.params)
             # A kernel waits for one kernel before it by itself (msl_cuda::chain); several are waited for in full.
             chained = device.programmatic and len(after) == 1
             before = [] if chained else [nodes[i] for i in after]
-            node = call("cuGraphAddKernelNode", graph, before, len(before), c.node(driver))
+            node = call("cuGraphAddKernelNode", graph, before, len(before), params)
             if chained:
                 call(add_edges, graph, [nodes[after[0]]], [node], [programmatic], 1)
             nodes.append(node)
@@ -368,26 +363,6 @@ class CudaDevice(Device):
 
     def record(self, steps: Sequence[Step]) -> CudaRecording:
         return CudaRecording(self, steps)
-
-    def times(self, steps: Sequence[Step]) -> list[float]:
-        """One after the other in a graph of their own, an event between each two: what the host does is not in them."""
-        calls = self.calls(steps)
-        events = [self.call("cuEventCreate", 0) for _ in range(len(calls) + 1)]
-        graph = self.call("cuGraphCreate", 0)
-        last = [self.call("cuGraphAddEventRecordNode", graph, [], 0, events[0])]
-        for c, event in zip(calls, events[1:], strict=True):
-            last = [self.call("cuGraphAddKernelNode", graph, last, 1, c.node(self.driver))]
-            last = [self.call("cuGraphAddEventRecordNode", graph, last, 1, event)]
-        executable = self.call("cuGraphInstantiate", graph, 0)
-        self.call("cuGraphLaunch", executable, self.stream)
-        self.submitted(calls)
-        self._finish()
-        seconds = [1e-3 * self.call("cuEventElapsedTime", *both) for both in pairwise(events)]
-        self.call("cuGraphExecDestroy", executable)
-        self.call("cuGraphDestroy", graph)
-        for event in events:
-            self.call("cuEventDestroy", event)
-        return seconds
 
     def submitted(self, calls: Sequence[Call]) -> None:
         """Remember what to name if the next wait fails."""
