@@ -33,7 +33,9 @@ from minfer.models import load_architecture
 from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from minfer.backends.gpu.devices.base import Step
 
 ROUNDS, STEPS = 5, 64
 HBM = 4.3e12  # bytes/s of a device-to-device copy on this card, reads and writes counted
@@ -207,23 +209,25 @@ class Bench:
         rows = self.engine.cells.rows(n_tokens)
         for _ in range(2):
             self.engine.forward_best(tokens, rows, 1, 1)
-        compiled = self.engine.cache.get(self.engine.params(n_tokens, 1, top_k=1))
-        out = []
-        for step in compiled.programs[0].steps:
-            if step.launch.node.startswith("blk.") and not step.launch.node.startswith("blk.1."):
-                continue
-            times = {}
-            for count in (8, 40):
-                recording = self.device.record([step] * count)
-                rounds = []
-                for _ in range(5):
-                    self.device.synchronize()
-                    start = time.perf_counter()
-                    recording.run()
-                    self.device.synchronize()
-                    rounds.append(time.perf_counter() - start)
-                times[count] = min(rounds)
-            out.append((step.launch.node, step.launch.kernel, (times[40] - times[8]) / 32 * 1e6))
+        steps = self.engine.cache.get(self.engine.params(n_tokens, 1, top_k=1)).programs[0].steps
+
+        def seconds(count: int, some: Sequence[Step]) -> float:
+            recording = self.device.record(list(some) * count)
+            rounds = []
+            for _ in range(5):
+                self.device.synchronize()
+                start = time.perf_counter()
+                recording.run()
+                self.device.synchronize()
+                rounds.append(time.perf_counter() - start)
+            return min(rounds)
+
+        out = [("the whole step", "", (seconds(3, steps) - seconds(1, steps)) / 2 * 1e6)]
+        for step in steps:
+            if not step.launch.node.startswith("blk.") or step.launch.node.startswith("blk.1."):
+                out.append(
+                    (step.launch.node, step.launch.kernel, (seconds(40, [step]) - seconds(8, [step])) / 32 * 1e6)
+                )
         return out
 
 
@@ -267,8 +271,9 @@ def main() -> int:
                 rows.append((NAMES[name], work, f"{rate:,.0f}", f"{peer:,}" if peer else "", ratio, *limits))
                 print("  ".join(rows[-1]), file=sys.stderr)
             if args.launches:
-                for node, kernel, us in bench.launches():
-                    print(f"{us:9.2f} us  {kernel:20} {node}", file=sys.stderr)
+                for n_tokens in (1, 512):
+                    for node, kernel, us in bench.launches(n_tokens):
+                        print(f"{us:9.2f} us  {kernel:20} {node}, {n_tokens} tokens", file=sys.stderr)
             bench.engine.close()
             path.unlink()
     today = datetime.datetime.now(datetime.UTC).date()

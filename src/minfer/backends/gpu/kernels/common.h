@@ -36,12 +36,18 @@ inline float silu(float x) { return x / (1.0f + exp(-x)); }
 inline float gelu(float x) { return 0.5f * x * (1.0f + precise::tanh(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
 inline float soft_cap(float x, float cap) { return cap * precise::tanh(x / cap); }
 
-// Sum of squares of a row of n values by one simdgroup: lane l adds i = l, l + 32, ... in order, then the lanes' sums
-// are added by simd_sum. Every kernel that needs a row's norm calls this, so fused and unfused kernels agree. `P` is a
-// pointer to device or threadgroup memory. Reached by the whole simdgroup.
-template <typename P> inline float sum_of_squares(P x, uint n, uint lane) {
+// Sum of squares of a row of n values. Eight chains a lane: chain c of lane l adds i = 32 c + l, then each 256 further, in
+// order; a lane adds its chains in order, then the lanes' sums are added by simd_sum. Every kernel that needs a row's norm
+// has this order, so fused and unfused kernels agree. `P` is a pointer to device or threadgroup memory.
+constant constexpr uint CHAINS = 8;
+template <typename P> inline float squares_chain(P x, uint n, uint lane, uint chain) {
     float s = 0;
-    for (uint i = lane; i < n; i += SIMD) s = fma(x[i], x[i], s);
+    for (uint i = SIMD * chain + lane; i < n; i += SIMD * CHAINS) s = fma(x[i], x[i], s);
+    return s;
+}
+template <typename P> inline float sum_of_squares(P x, uint n, uint lane) {  // reached by the whole simdgroup
+    float s = squares_chain(x, n, lane, 0);
+    for (uint c = 1; c < CHAINS; c++) s += squares_chain(x, n, lane, c);
     return simd_sum(s);
 }
 inline float norm_scale(float squares, uint n, float eps) { return 1.0f / precise::sqrt(squares / float(n) + eps); }

@@ -22,26 +22,28 @@ inline uint apart8(ushort type) {
 }
 
 inline float4 plain4(ushort type, device const uchar * row, uint i, uint n) {
-    if (i + 3 < n) return float4(plain_value(type, row, i), plain_value(type, row, i + 1), plain_value(type, row, i + 2), plain_value(type, row, i + 3));
-    float4 v = float4(0.0f);
-    for (uint k = 0; k < 3; k++) if (i + k < n) v[k] = plain_value(type, row, i + k);
-    return v;
+    if (n % 4) {
+        const uint last = n - 1;
+        return float4(plain_value(type, row, min(i, last)), plain_value(type, row, min(i + 1, last)),
+                      plain_value(type, row, min(i + 2, last)), plain_value(type, row, min(i + 3, last)));
+    }
+    i = min(i, n - 4);
+    if (type == F32) return load4((device const float *)row + i);
+    if (type == F16) return float4(*(device const half4 *)((device const half *)row + i));
+    return as_type<float4>(uint4(*(device const ushort4 *)((device const ushort *)row + i)) << 16);
 }
 
-// The lane's eight weights of a step: a at place8, b at place8 + apart8. Zeros past the row's end, where nothing is loaded.
+// The lane's eight weights of a step: a at place8, b at place8 + apart8. Past the row's end some of its last ones: their
+// inputs are zero (`input4`), and without a branch the loads of many rows are under way together.
 inline void weight8(ushort type, device const uchar * row, uint n, uint step, uint lane, thread float4 & a, thread float4 & b) {
-    const uint at = 256 * step + place8(type, lane);
     if (is_plain(type)) {
+        const uint at = 256 * step + place8(type, lane);
         a = plain4(type, row, at, n);
         b = plain4(type, row, at + 128, n);
         return;
     }
-    if (at >= n) {
-        a = b = float4(0.0f);
-        return;
-    }
     if (!is_super(type)) {
-        const uint ib = 8 * step + lane / 4, j = lane & 3;
+        const uint ib = min(8 * step + lane / 4, n / 32 - 1), j = lane & 3;
         if (type == Q8_0) {
             device const uchar * p = row + 34 * ib;
             const float d = half_at(p);
@@ -132,6 +134,6 @@ inline void weight8(ushort type, device const uchar * row, uint n, uint step, ui
 
 // Four values of a row of n; zero past its end. Rows of blocks are whole, so their runs of four are too.
 inline float4 input4(ushort type, device const float * x, uint i, uint n) {
-    if (!is_plain(type)) return i < n ? load4(x + i) : float4(0.0f);
+    if (!is_plain(type) || n % 4 == 0) return i < n ? load4(x + i) : float4(0.0f);
     return float4(i < n ? x[i] : 0.0f, i + 1 < n ? x[i + 1] : 0.0f, i + 2 < n ? x[i + 2] : 0.0f, i + 3 < n ? x[i + 3] : 0.0f);
 }

@@ -57,7 +57,8 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     group = op.n_head // op.n_kv_head
     heads, n_splits = choose.head_group(group), choose.splits(c.profile, n, region.n_cells)
     constants["n_splits"] = n_splits
-    kernel, grid = f"attention_g{heads}", (op.n_kv_head * ceil_div(group, heads), n, n_splits)
+    family, threads = ("attention_wide", 128) if choose.wide_attention(c.profile, n) else ("attention", 32)
+    kernel, grid = f"{family}_g{heads}", (op.n_kv_head * ceil_div(group, heads), n, n_splits)
     if n_splits == 1:
         bindings.append(c.value(6, node, "write"))
     else:
@@ -66,13 +67,13 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     launches = [
         launch(
             node,
-            "attention",
+            family,
             kernel,
             args.ATTN,
             values,
             bindings,
             grid,
-            32,
+            threads,
             constants=constants,
             nbytes=moved,
             flops=flops,

@@ -87,6 +87,11 @@ def splits(profile: Profile, n_queries: int, n_cells: int) -> int:
     return max(1, min(profile.max_splits, n_cells // profile.split_rows))
 
 
+def wide_attention(profile: Profile, n_queries: int) -> bool:
+    """Whether attention over split rows takes four simdgroups a threadgroup."""
+    return n_queries <= SPLIT_MAX_QUERIES and "wide" in profile.extra and "wide" not in profile.off
+
+
 def tiled(profile: Profile, n_queries: int, window: int) -> bool:
     """Whether attention runs over tiles of queries."""
     return n_queries >= TILED_MIN_QUERIES and window == 0 and profile.simd_matrix and "tiled" not in profile.off
