@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from minfer.backends.profile import Profile
     from minfer.graph.allocate import Split
-    from minfer.graph.ir import Node, Op, Weight
+    from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
     from minfer.quants import KvFormat
 
@@ -137,8 +137,8 @@ class Backend(ABC):
         """Compile the kernels of many splits together, where that is cheaper than one by one; how many variants."""
         return 0
 
-    def bound(self, op: Op, kind: str, f32: float) -> float:
-        """Largest error (`cases.error`) of `op` here; `kind` is its class in `cases`, `f32` the class's own bound."""
+    def bound(self, node: Node, kind: str, f32: float) -> float:
+        """Largest error (`cases.error`) of a node here; `kind` is its class in `cases`, `f32` the class's own bound."""
         return f32
 
     def facts(self) -> dict[str, str]:

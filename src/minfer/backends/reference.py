@@ -201,7 +201,7 @@ class ReferenceBackend(Backend):
                 return f"{weight.name} is {weight.type}; it computes with {', '.join(FORMATS)}"
         return None
 
-    def bound(self, op: ir.Op, kind: str, f32: float) -> float:
+    def bound(self, node: Node, kind: str, f32: float) -> float:
         return 0.0 if kind == "exact" else BOUND
 
     def facts(self) -> dict[str, str]:

@@ -142,7 +142,7 @@ def _run(case: Case, device: str, oracle: Oracle, passed: _Passed) -> Check | No
             for program in programs:
                 program.run()
             results.append(opened.results())
-        bound = backend.bound(case.op, case.kind, cases.BOUNDS[case.kind])
+        bound = backend.bound(opened.out, case.kind, cases.BOUNDS[case.kind])
     finally:
         backend.close()
     got, _, again = results

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from minfer.graph.allocate import Split
-    from minfer.graph.ir import Node, Op, Weight
+    from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
     from minfer.quants import KvFormat
 
@@ -72,12 +72,12 @@ class CpuBackend(Backend):
             return f"a head of {op.head_dim} values; it needs a multiple of 8 up to {MAX_HEAD_DIM}"
         return None
 
-    def bound(self, op: Op, kind: str, f32: float) -> float:
+    def bound(self, node: Node, kind: str, f32: float) -> float:
         if kind != "matmul":
             return BOUNDS[kind]
-        if all(FORMATS[weight.type].block_size == 1 for weight in ir.weights_of(op)):
+        if all(FORMATS[weight.type].block_size == 1 for weight in node.weights):
             return BOUNDS["matmul_float"]
-        gated = isinstance(op, ir.Project) and op.epilogue in ("swiglu", "geglu")
+        gated = isinstance(node.op, ir.Project) and node.op.epilogue in ("swiglu", "geglu")
         return BOUNDS["gated" if gated else "matmul"]
 
     def facts(self) -> dict[str, str]:

@@ -13,9 +13,10 @@ from minfer.backends.base import Backend, Bytes, Check, KvRegion, LaunchTime, Te
 from minfer.backends.gpu.devices.base import Bound, Step
 from minfer.backends.gpu.inputs import RowCheck, row_checks
 from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
-from minfer.backends.gpu.lower import Context, Region, lower, unsupported
+from minfer.backends.gpu.lower import Context, Region, choose, lower, unsupported
 from minfer.backends.gpu.weights import register
 from minfer.errors import NumericsError, RequestError
+from minfer.graph.ir import MatMul, Project
 from minfer.quants import FORMATS
 from minfer.quants import kv_format as parse_kv_format
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
     from minfer.quants import KvFormat
+
+
+#: Largest `cases.error` of a product whose operands are rounded to tf32: 11 bits, so each is off by up to 1/2048 of
+#: itself; the largest of some thousand sums, a gated one among them, stays below ten times that.
+TF32_BOUND = 5e-3
 
 
 @dataclass(slots=True)
@@ -60,6 +66,14 @@ class GpuBackend(Backend):
 
     def supports(self, node: Node) -> str | None:
         return unsupported(node, self.device.profile, self.kv_format.name)
+
+    def bound(self, node: Node, kind: str, f32: float) -> float:
+        op = node.op
+        if not isinstance(op, (MatMul, Project)):
+            return f32
+        normed = isinstance(op, Project) and op.norm is not None
+        kernel = choose.product(self.device.profile, node.n_elements // node.shape[0], norm=normed).kernel
+        return TF32_BOUND if kernel == "gemm_mma" else f32
 
     def facts(self) -> dict[str, str]:
         return self.device.facts()
