@@ -87,6 +87,7 @@ class Backend(ABC):
 
     name: str
     profile: Profile | None = None  # where host time goes, if anyone asks
+    runs_ahead: bool = False  # a program's `run` returns before the device is done
     caveat: str = ""  # what a speed measured here does not say
 
     @abstractmethod

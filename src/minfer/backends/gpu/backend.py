@@ -56,6 +56,7 @@ class GpuBackend(Backend):
         self.device = device
         self.name = name or device.profile.name
         self.caveat = device.caveat
+        self.runs_ahead = device.runs_ahead
         self.kv_format = parse_kv_format(kv_format)
         self.regions: dict[int, KvRegion] = {}
         self.lowered = 0

@@ -49,6 +49,7 @@ class Device(ABC):
     """A GPU. Buffers are opaque; a fault raises `DeviceError` with the launch's name, and the device stays dead."""
 
     profile: Profile
+    runs_ahead: bool = False  # what was submitted runs while the host does something else
     caveat: str = ""  # what a speed measured here does not say
 
     @abstractmethod

@@ -158,6 +158,8 @@ class CudaDevice(Device):
     Raises `UnsupportedError` with what to install where there is no binding, driver, GPU or NVRTC, or one too old.
     """
 
+    runs_ahead = True
+
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self.driver = _driver()
         self._timeout_s = timeout_s

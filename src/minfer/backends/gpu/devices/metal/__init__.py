@@ -106,6 +106,8 @@ class MetalDevice(Device):
     """The system's GPU. `wait_s` bounds every wait. A command buffer that failed, or did not end, is a `DeviceError`,
     and the device refuses everything after it."""
 
+    runs_ahead = True
+
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self.objc, self.metal, self.foundation = frameworks()
         metal = self.metal
@@ -285,6 +287,7 @@ class MetalDevice(Device):
                 self._residency.removeAllAllocations()
                 self._residency.endResidency()
             self._residency = None
+        self._counters = None
         self._dead = self._dead or "it was closed"
 
     # --- kernels -------------------------------------------------------------------------------------------------
