@@ -103,10 +103,13 @@ def _matmul_cases() -> Iterator[Case]:
 
 
 def _wide_cases() -> Iterator[Case]:
-    """One token: row lengths and numbers of rows at which simdgroups share them in another way."""
-    for n_in, n_out in ((512, 37), (544, 37), (1024, 37), (1056, 37), (32, 2047), (32, 2048), (32, 8191), (32, 8192)):
-        weight = _w("w.weight", "Q4_0", n_in, n_out)
-        yield Case(f"matmul/wide/{n_in}x{n_out}", ir.MatMul(weight), (Value((n_in, 1)),), "matmul")
+    """One token: row lengths and numbers of rows at which simdgroups share them in another way, or no more."""
+    for n_in, n_out in ((1024, 37), (1056, 37), (32, 2047), (32, 2048), (32, 8191), (32, 8192)):
+        op = ir.MatMul(_w("w.weight", "Q4_0", n_in, n_out))
+        yield Case(f"matmul/wide/{n_in}x{n_out}", op, (Value((n_in, 1)),), "matmul")
+    for n_in in (4096, 4128):
+        normed = ir.Project((_w("w.weight", "Q4_0", n_in, 37),), (_gain(n_in), 1e-6))
+        yield Case(f"project/wide/{n_in}x37", normed, (Value((n_in, 1)),), "matmul")
 
 
 def _rope_cases() -> Iterator[Case]:
