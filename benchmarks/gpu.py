@@ -33,7 +33,7 @@ from minfer.models import load_architecture
 from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from minfer.backends.gpu.devices.base import Step
 
@@ -247,34 +247,26 @@ def main() -> int:
     parser.add_argument("--launches", action="store_true")
     args = parser.parse_args()
     works: list[str] = args.works.split(",")
-    n_ctx = max(int(w.removeprefix("decode").removeprefix("prefill")) for w in works) + STEPS + 16
     rows = []
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         for name in args.models.split(","):
             shape, path = MODELS[name], Path(folder, f"{name}.gguf")
             write(shape, path)
-            start = time.perf_counter()
-            bench = Bench(shape, path, n_ctx)
-            bench.device.synchronize()
-            print(f"{NAMES[name]}: loaded in {time.perf_counter() - start:.1f} s, KV {bench.kv}", file=sys.stderr)
-            device = bench.device
-            kinds: dict[str, Callable[[int], tuple[float, float, float]]] = {
-                "decode": bench.decode,
-                "prefill": bench.prefill,
-            }
             for work in works:
                 kind = work.rstrip("0123456789")
-                rate, moved, flops = kinds[kind](int(work.removeprefix(kind)))
+                size = int(work.removeprefix(kind))
+                bench = Bench(shape, path, size + STEPS + 16)
+                rate, moved, flops = (bench.decode if kind == "decode" else bench.prefill)(size)
                 peer, bar = PEER.get((name, work), (0, 0))
                 ratio = f"{rate / peer:.2f}x ({bar}x)" if peer else ""
                 limits = f"{moved / 1e9:,.0f} ({moved / HBM:.0%})", f"{flops / 1e12:,.1f} ({flops / TENSOR:.0%})"
                 rows.append((NAMES[name], work, f"{rate:,.0f}", f"{peer:,}" if peer else "", ratio, *limits))
                 print("  ".join(rows[-1]), file=sys.stderr)
-            if args.launches:
-                for n_tokens in (1, 512):
-                    for node, kernel, us in bench.launches(n_tokens):
-                        print(f"{us:9.2f} us  {kernel:20} {node}, {n_tokens} tokens", file=sys.stderr)
-            bench.engine.close()
+                if args.launches:
+                    for node, kernel, us in bench.launches(1 if kind == "decode" else min(size, N_BATCH)):
+                        print(f"{us:9.2f} us  {kernel:20} {node}", file=sys.stderr)
+                device = bench.device
+                bench.engine.close()
             path.unlink()
     today = datetime.datetime.now(datetime.UTC).date()
     driver = ".".join(map(str, device.driver_version))

@@ -422,6 +422,12 @@ struct Reference {
     template <class T> MSL_FN operator T &() const { return *(T *)at; }
 };
 MSL_FN void *threadgroup(uint offset) { return dynamic_memory + offset; }
+// For kernels written with this device in mind: 2^23 + each byte of a word.
+MSL_FN metal::vec<float, 4> bytes(uint q) {
+    const uint one = 0x4b000000u;
+    return metal::vec<float, 4>(__uint_as_float(__byte_perm(q, one, 0x7440)), __uint_as_float(__byte_perm(q, one, 0x7441)),
+                                __uint_as_float(__byte_perm(q, one, 0x7442)), __uint_as_float(__byte_perm(q, one, 0x7443)));
+}
 // For kernels that ask for the tensor cores by name; the lanes' shares are those of PTX's mma.m16n8k8 for tf32.
 MSL_FN float tf32(float x) {
     uint r;

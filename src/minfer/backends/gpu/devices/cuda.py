@@ -207,6 +207,7 @@ class CudaDevice(Device):
             extra=frozenset(EXTRA),
             split_rows=64,
             max_splits=MAX_SPLITS,
+            cores=self._attribute("MULTIPROCESSOR_COUNT"),
         )
 
     # --- the driver ----------------------------------------------------------------------------------------------

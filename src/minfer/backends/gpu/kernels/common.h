@@ -21,8 +21,13 @@ inline uint u32_aligned(device const uchar * p) { return *(device const uint *)p
 inline uint u32_bytes(device const uchar * p) { return uint(p[0]) | uint(p[1]) << 8 | uint(p[2]) << 16 | uint(p[3]) << 24; }
 
 // The four bytes of a word as numbers, lowest first.
+#ifdef MINFER_CUDA  // a permute puts a byte into 2^23's fraction: fewer instructions than to extract and convert it
+inline float4 bytes4(uint q) { return msl_cuda::bytes(q) - 8388608.0f; }
+inline float4 signed4(uint q) { return msl_cuda::bytes(q ^ 0x80808080u) - 8388736.0f; }
+#else
 inline float4 bytes4(uint q) { return float4(as_type<uchar4>(q)); }
 inline float4 signed4(uint q) { return float4(as_type<char4>(q)); }
+#endif
 inline float4 low_nibbles(uint q) { return bytes4(q & 0x0F0F0F0Fu); }
 inline float4 high_nibbles(uint q) { return bytes4(q >> 4 & 0x0F0F0F0Fu); }
 // Bit k, k + 1, k + 2, k + 3 of h as bit 4 of byte 0, 1, 2, 3.

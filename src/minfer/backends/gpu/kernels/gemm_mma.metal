@@ -20,15 +20,13 @@ constant bool has_glu = epilogue > 2;
 #define DEPTH 32   // values of a row at a time
 #define STRIDE 36  // floats between rows in threadgroup memory: lanes of a fragment then read different banks
 
-// Sixteen values of a row of x from `at`, rounded; zeros for a token that is not there and past the row's end.
-inline void load_inputs(device const float * x, uint token, uint n_tokens, uint at, uint n_in, thread float4 (&v)[4]) {
-    device const float * row = x + ulong(token) * n_in;
-    for (uint k = 0; k < 4; k++) {
-        const uint i = at + 4 * k;
-        if (token >= n_tokens || i >= n_in) v[k] = float4(0.0f);
-        else if (n_in % 4 == 0) v[k] = load4(row + i);
-        else v[k] = float4(row[i], i + 1 < n_in ? row[i + 1] : 0.0f, i + 2 < n_in ? row[i + 2] : 0.0f, i + 3 < n_in ? row[i + 3] : 0.0f);
+// Sixteen values of a row of x from `at`; zeros past the row's end, which only rows of plain weights can have there.
+inline void load_inputs(device const float * row, uint at, uint n_in, thread float4 (&v)[4]) {
+    if (!is_plain(type_0) || n_in % DEPTH == 0) {
+        for (uint k = 0; k < 4; k++) v[k] = load4(row + at + 4 * k);
+        return;
     }
+    for (uint i = 0; i < 16; i++) v[i / 4][i % 4] = at + i < n_in ? row[at + i] : 0.0f;
 }
 inline void store_rounded(threadgroup float * to, thread const float4 (&v)[4]) {
     for (uint k = 0; k < 4; k++)
@@ -56,29 +54,28 @@ kernel void gemm_mma(constant project_args & a [[buffer(0)]], device const float
     const uint token0 = TOKENS * tg.y;
     const uint rows = which == 0 ? a.rows[0] : which == 1 ? a.rows[1] : a.rows[2];
 
-    // What this thread loads at each depth: half of a weight row's 32 values, half of a token's.
-    const uint slot = tid / 2, own = has_glu ? row0 + 8 * (slot / 16) + slot % 8 : row0 + slot;
+    // What this thread loads at each depth: half of a weight row's 32 values, half of a token's. A row or a token past the
+    // last reads the last one again: what comes of it is not stored.
+    const uint slot = tid / 2, own = min(has_glu ? row0 + 8 * (slot / 16) + slot % 8 : row0 + slot, rows - 1);
     const bool is_up = has_glu && slot / 8 % 2 == 1;
-    const bool live = own < rows;
+    device const float * x_row = x + ulong(min(token0 + slot, a.n_tokens - 1)) * a.n_in;
     float4 w[4], v[4];
     float4 sums[2][4];
     for (uint i = 0; i < 2; i++)
         for (uint j = 0; j < 4; j++) sums[i][j] = float4(0.0f);
     const uint g = lane / 4, t = lane & 3, tokens_at = 32 * (sg / 2), rows_at = 32 * (sg & 1);
+    load_inputs(x_row, 16 * (tid & 1), a.n_in, v);
     for (uint k0 = 0; k0 < a.n_in; k0 += DEPTH) {
         const uint unit = k0 / 16 + (tid & 1);
-        for (uint k = 0; k < 4; k++) w[k] = float4(0.0f);
-        if (live) {
-            if (is_up) weight16(type_1, w1 + ulong(own) * a.row_bytes[1], a.n_in, unit, w);
-            else if (which == 0) weight16(type_0, w0 + ulong(own) * a.row_bytes[0], a.n_in, unit, w);
-            else if (which == 1 && has_1) weight16(type_1, w1 + ulong(own) * a.row_bytes[1], a.n_in, unit, w);
-            else if (has_2) weight16(type_2, w2 + ulong(own) * a.row_bytes[2], a.n_in, unit, w);
-        }
-        load_inputs(x, token0 + slot, a.n_tokens, 16 * unit, a.n_in, v);
+        if (is_up) weight16(type_1, w1 + ulong(own) * a.row_bytes[1], a.n_in, unit, w);
+        else if (which == 0) weight16(type_0, w0 + ulong(own) * a.row_bytes[0], a.n_in, unit, w);
+        else if (which == 1 && has_1) weight16(type_1, w1 + ulong(own) * a.row_bytes[1], a.n_in, unit, w);
+        else if (has_2) weight16(type_2, w2 + ulong(own) * a.row_bytes[2], a.n_in, unit, w);
         threadgroup_barrier(mem_flags::mem_threadgroup);  // the last depth was read
         store_rounded(weights + slot * STRIDE + 16 * (tid & 1), w);
         store_rounded(inputs + slot * STRIDE + 16 * (tid & 1), v);
         threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (k0 + DEPTH < a.n_in) load_inputs(x_row, 16 * unit + DEPTH, a.n_in, v);  // under way while this depth is multiplied
         for (uint k = 0; k < DEPTH; k += 8) {
             float4 left[2];
             for (uint i = 0; i < 2; i++) {

@@ -40,48 +40,44 @@ template <uint N> inline uint owner(uint lane) {
     return found;
 }
 
-// The lane's eight inputs of a step, for weights of a type.
-inline void input8(ushort type, device const float * x, device const float * gain, uint n, float scale, uint step, uint lane,
-                   thread float4 & a, thread float4 & b) {
+// The lane's eight inputs of a step, for weights of a type; `x` may be in device or in threadgroup memory.
+template <typename P> inline void input8(ushort type, P x, uint n, uint step, uint lane, thread float4 & a, thread float4 & b) {
     const uint at = 256 * step + place8(type, lane), apart = apart8(type);
     a = input4(type, x, at, n);
     b = input4(type, x, at + apart, n);
-    if (has_norm) {
-        a = a * scale * input4(type, gain, at, n);
-        b = b * scale * input4(type, gain, at + apart, n);
-    }
 }
 
-// v[r] = the lane's part of weight row row0 + r times x, over the steps part, part + across, ...; with swiglu and geglu
-// v[R + r] is that of the second matrix. A row past the last reads the last one again: its sum is not used.
-template <uint R>
+// v[r] = the lane's part of weight row row0 + r times x, over the steps part, part + across, ..., AHEAD of them at a time;
+// with swiglu and geglu v[R + r] is that of the second matrix. A row past the last reads the last one again: its sum is
+// not used.
+template <uint R, uint AHEAD, typename P>
 inline void row_products(ushort type, device const uchar * w, uint row_bytes, ushort up_type, device const uchar * up, uint up_bytes,
-                         uint rows, uint row0, device const float * x, device const float * gain, uint n_in, float scale, uint part,
-                         uint lane, thread float (&v)[2 * R]) {
-    float4 acc[2 * R];
-    for (uint r = 0; r < 2 * R; r++) acc[r] = float4(0.0f);
+                         uint rows, uint row0, P x, uint n_in, uint part, uint lane, thread float (&v)[2 * R]) {
+    for (uint r = 0; r < 2 * R; r++) v[r] = 0;
     const uint steps = (n_in + 255) / 256;
-    for (uint step = part; step < steps; step += across) {
-        float4 a[2 * R], b[2 * R], xa, xb;
-        for (uint r = 0; r < R; r++) {
-            const ulong row = min(row0 + r, rows - 1);
-            weight8(type, w + row * row_bytes, n_in, step, lane, a[r], b[r]);
-            if (has_glu) weight8(up_type, up + row * up_bytes, n_in, step, lane, a[R + r], b[R + r]);
-        }
-        input8(type, x, gain, n_in, scale, step, lane, xa, xb);
-        for (uint r = 0; r < R; r++) acc[r] = fma(b[r], xb, fma(a[r], xa, acc[r]));
-        if (has_glu) {
-            input8(up_type, x, gain, n_in, scale, step, lane, xa, xb);
-            for (uint r = R; r < 2 * R; r++) acc[r] = fma(b[r], xb, fma(a[r], xa, acc[r]));
+    for (uint first = part; first < steps; first += AHEAD * across) {
+#pragma unroll
+        for (uint i = 0; i < AHEAD; i++) {
+            const uint step = first + i * across;  // past the last, inputs are zero
+            float4 xa, xb;
+            input8(type, x, n_in, step, lane, xa, xb);
+            float sa = (xa.x + xa.y) + (xa.z + xa.w), sb = (xb.x + xb.y) + (xb.z + xb.w);
+            for (uint r = 0; r < R; r++) v[r] += dot8(type, w + ulong(min(row0 + r, rows - 1)) * row_bytes, n_in, step, lane, xa, xb, sa, sb);
+            if (!has_glu) continue;
+            input8(up_type, x, n_in, step, lane, xa, xb);
+            sa = (xa.x + xa.y) + (xa.z + xa.w), sb = (xb.x + xb.y) + (xb.z + xb.w);
+            for (uint r = 0; r < R; r++) v[R + r] += dot8(up_type, up + ulong(min(row0 + r, rows - 1)) * up_bytes, n_in, step, lane, xa, xb, sa, sb);
         }
     }
-    for (uint r = 0; r < 2 * R; r++) v[r] = (acc[r].x + acc[r].y) + (acc[r].z + acc[r].w);
 }
 
 // y (n_out): the segments' rows in order, or act(gate) * up for a pair of rows; as `project` (project.metal), one token.
-// Grid: x, groups of GROUPS / across times R rows of one segment. 128 threads. `across` simdgroups own R rows and add
-// their sums in order. The order of a sum depends on the row's length and `across`, which is chosen by that length.
-template <uint R>
+// Grid: x, as many threadgroups as the device has room for; each takes GROUPS / across times R rows of one segment, then
+// the next that no other takes. 128 threads. `across` simdgroups own R rows and add their sums in order. The order of a sum
+// depends on the row's length and `across`, which is chosen by that length. With a norm, x times scale and gain stands in
+// threadgroup memory, where it has room (n_in up to NORMED).
+#define NORMED 4096
+template <uint R, uint AHEAD>
 kernel void project_wide(constant project_args & a [[buffer(0)]], device const float * x [[buffer(1)]],
                          device const float * gain [[buffer(2), function_constant(has_norm)]], device const uchar * w0 [[buffer(3)]],
                          device const uchar * w1 [[buffer(4), function_constant(has_1)]],
@@ -90,54 +86,65 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                          device const float * b1 [[buffer(7), function_constant(has_bias_1)]],
                          device const float * b2 [[buffer(8), function_constant(has_bias_2)]],
                          device const float * residual [[buffer(9), function_constant(has_add)]], device float * y [[buffer(10)]],
-                         uint tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                         uint tg [[threadgroup_position_in_grid]], uint tgs [[threadgroups_per_grid]],
+                         uint tid [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                          uint sg [[simdgroup_index_in_threadgroup]]) {
-    threadgroup float chains[CHAINS * SIMD];
-    threadgroup float sums[GROUPS * 2 * R];
-    float scale = 1.0f;
+    threadgroup float4 normed[NORMED / 4];
+    threadgroup float sums[2][GROUPS * 2 * R];  // in turn, so that one barrier a round is enough
+    threadgroup float * values = (threadgroup float *)normed;  // before x is there, CHAINS * SIMD chains
     if (has_norm) {  // as sum_of_squares, its chains shared among the simdgroups
-        for (uint c = sg; c < CHAINS; c += GROUPS) chains[SIMD * c + lane] = squares_chain(x, a.n_in, lane, c);
+        for (uint c = sg; c < CHAINS; c += GROUPS) values[SIMD * c + lane] = squares_chain(x, a.n_in, lane, c);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        float s = chains[lane];
-        for (uint c = 1; c < CHAINS; c++) s += chains[SIMD * c + lane];
-        scale = norm_scale(simd_sum(s), a.n_in, a.eps);
+        float s = values[lane];
+        for (uint c = 1; c < CHAINS; c++) s += values[SIMD * c + lane];
+        const float scale = norm_scale(simd_sum(s), a.n_in, a.eps);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = tid; i < a.n_in; i += GROUPS * SIMD) values[i] = x[i] * scale * gain[i];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    const uint group = tg * (GROUPS / across) + sg / across, part = sg % across;
-    const uint groups_0 = (a.rows[0] + R - 1) / R, groups_1 = (a.rows[1] + R - 1) / R;
-    const uint which = has_glu || !has_1 || group < groups_0 ? 0 : !has_2 || group < groups_0 + groups_1 ? 1 : 2;
-    const uint row0 = R * (group - (which > 0 ? groups_0 : 0) - (which > 1 ? groups_1 : 0));
-    const uint rows = which == 0 ? a.rows[0] : which == 1 ? a.rows[1] : a.rows[2];
-    const uint first = (which > 0 ? a.rows[0] : 0) + (which > 1 ? a.rows[1] : 0);
-
-    float v[2 * R];
-    if (which == 0) {
-        row_products<R>(type_0, w0, a.row_bytes[0], type_1, has_glu ? w1 : w0, a.row_bytes[1], rows, row0, x, gain, a.n_in, scale, part, lane, v);
-    } else if (which == 1 && has_1) {
-        row_products<R>(type_1, w1, a.row_bytes[1], type_1, w1, a.row_bytes[1], rows, row0, x, gain, a.n_in, scale, part, lane, v);
-    } else if (has_2) {
-        row_products<R>(type_2, w2, a.row_bytes[2], type_2, w2, a.row_bytes[2], rows, row0, x, gain, a.n_in, scale, part, lane, v);
+    const uint groups_0 = (a.rows[0] + R - 1) / R, groups_1 = has_1 && !has_glu ? (a.rows[1] + R - 1) / R : 0;
+    const uint groups = groups_0 + groups_1 + (has_2 ? (a.rows[2] + R - 1) / R : 0), at_once = GROUPS / across, part = sg % across;
+    uint turn = 0;
+    for (uint base = tg * at_once; base < groups; base += tgs * at_once) {
+        const uint group = base + sg / across;  // past the last: its sums are not used
+        const uint which = has_glu || !has_1 || group < groups_0 ? 0 : !has_2 || group < groups_0 + groups_1 ? 1 : 2;
+        const uint row0 = R * (group - (which > 0 ? groups_0 : 0) - (which > 1 ? groups_1 : 0));
+        const uint rows = which == 0 ? a.rows[0] : which == 1 ? a.rows[1] : a.rows[2];
+        const uint first = (which > 0 ? a.rows[0] : 0) + (which > 1 ? a.rows[1] : 0);
+        const ushort up_type = has_glu ? type_1 : type_0;
+        device const uchar * up = has_glu ? w1 : w0;
+        float v[2 * R];
+        if (which == 0) {
+            if (has_norm) row_products<R, AHEAD>(type_0, w0, a.row_bytes[0], up_type, up, a.row_bytes[1], rows, row0, (threadgroup const float4 *)normed, a.n_in, part, lane, v);
+            else row_products<R, AHEAD>(type_0, w0, a.row_bytes[0], up_type, up, a.row_bytes[1], rows, row0, (device const float4 *)x, a.n_in, part, lane, v);
+        } else if (which == 1 && has_1) {
+            if (has_norm) row_products<R, AHEAD>(type_1, w1, a.row_bytes[1], type_1, w1, 0, rows, row0, (threadgroup const float4 *)normed, a.n_in, part, lane, v);
+            else row_products<R, AHEAD>(type_1, w1, a.row_bytes[1], type_1, w1, 0, rows, row0, (device const float4 *)x, a.n_in, part, lane, v);
+        } else if (has_2) {
+            if (has_norm) row_products<R, AHEAD>(type_2, w2, a.row_bytes[2], type_2, w2, 0, rows, row0, (threadgroup const float4 *)normed, a.n_in, part, lane, v);
+            else row_products<R, AHEAD>(type_2, w2, a.row_bytes[2], type_2, w2, 0, rows, row0, (device const float4 *)x, a.n_in, part, lane, v);
+        }
+        // One lane in 16 / R has a sum; they meet in threadgroup memory, where lane r of the first simdgroup ends row r.
+        const float mine = lanes_sums<2 * R>(v, lane);
+        if (lane % (16 / R) == 0) sums[turn][2 * R * sg + owner<2 * R>(lane)] = mine;
+        if (across > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
+        else simdgroup_barrier(mem_flags::mem_threadgroup);
+        const uint row = row0 + lane;
+        if (part == 0 && lane < R && row < rows && group < groups) {
+            float s = 0, u = 0;
+            for (uint i = 0; i < across; i++) {
+                s += sums[turn][2 * R * (sg + i) + lane];
+                if (has_glu) u += sums[turn][2 * R * (sg + i) + R + lane];
+            }
+            if (has_glu) s = (epilogue == 3 ? silu(s) : gelu(s)) * u;
+            if (has_bias) s += which == 0 ? b0[row] : which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
+            if (has_add) s = residual[first + row] + s;
+            y[first + row] = s;
+        }
+        turn ^= 1;
     }
-    // One lane in 32 / (2 R) has a row's sum; they meet in threadgroup memory, where lane r of the first simdgroup ends it.
-    const float mine = lanes_sums<2 * R>(v, lane);
-    if (lane % (16 / R) == 0) sums[2 * R * sg + owner<2 * R>(lane)] = mine;
-    if (across > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
-    else simdgroup_barrier(mem_flags::mem_threadgroup);
-    const uint row = row0 + lane;
-    if (part > 0 || lane >= R || row >= rows) return;
-    float s = 0, up = 0;
-    for (uint i = 0; i < across; i++) {
-        s += sums[2 * R * (sg + i) + lane];
-        if (has_glu) up += sums[2 * R * (sg + i) + R + lane];
-    }
-    if (has_glu) {
-        y[row] = (epilogue == 3 ? silu(s) : gelu(s)) * up;
-        return;
-    }
-    if (has_bias) s += which == 0 ? b0[row] : which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
-    if (has_add) s = residual[first + row] + s;
-    y[first + row] = s;
 }
-typedef decltype(project_wide<4>) project_wide_t;
-template [[host_name("project_wide_r1")]] kernel project_wide_t project_wide<1>;
-template [[host_name("project_wide_r2")]] kernel project_wide_t project_wide<2>;
-template [[host_name("project_wide_r4")]] kernel project_wide_t project_wide<4>;
+typedef decltype(project_wide<4, 1>) project_wide_t;
+template [[host_name("project_wide_r1")]] kernel project_wide_t project_wide<1, 4>;
+template [[host_name("project_wide_r2")]] kernel project_wide_t project_wide<2, 2>;
+template [[host_name("project_wide_r4")]] kernel project_wide_t project_wide<4, 1>;

@@ -21,6 +21,8 @@ inline uint apart8(ushort type) {
     return is_plain(type) ? 128 : type == Q8_0 ? 4 : type == Q6_K ? 64 : is_super(type) && type != IQ4_XS ? 32 : 16;
 }
 
+inline float dot4(float4 a, float4 b, float s) { return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, s)))); }
+
 inline float4 plain4(ushort type, device const uchar * row, uint i, uint n) {
     if (n % 4) {
         const uint last = n - 1;
@@ -33,63 +35,51 @@ inline float4 plain4(ushort type, device const uchar * row, uint i, uint n) {
     return as_type<float4>(uint4(*(device const ushort4 *)((device const ushort *)row + i)) << 16);
 }
 
-// The lane's eight weights of a step: a at place8, b at place8 + apart8. Past the row's end some of its last ones: their
-// inputs are zero (`input4`), and without a branch the loads of many rows are under way together.
-inline void weight8(ushort type, device const uchar * row, uint n, uint step, uint lane, thread float4 & a, thread float4 & b) {
+// The sum of a lane's eight weights of a step times their inputs xa (at place8) and xb (apart8 later), with sa and sb the
+// sums of xa and of xb: codes are multiplied as they are, scale and offset come in once. Past the row's end some of its
+// last weights are read: their inputs are zero (`input4`), and without a branch the loads of many rows are under way together.
+inline float dot8(ushort type, device const uchar * row, uint n, uint step, uint lane, float4 xa, float4 xb, float sa, float sb) {
     if (is_plain(type)) {
         const uint at = 256 * step + place8(type, lane);
-        a = plain4(type, row, at, n);
-        b = plain4(type, row, at + 128, n);
-        return;
+        return dot4(plain4(type, row, at, n), xa, dot4(plain4(type, row, at + 128, n), xb, 0.0f));
     }
     if (!is_super(type)) {
         const uint ib = min(8 * step + lane / 4, n / 32 - 1), j = lane & 3;
         if (type == Q8_0) {
             device const uchar * p = row + 34 * ib;
-            const float d = half_at(p);
-            a = signed4(u32_at(p + 2 + 8 * j)) * d;
-            b = signed4(u32_at(p + 6 + 8 * j)) * d;
-        } else if (type == Q4_0) {
+            return half_at(p) * dot4(signed4(u32_at(p + 2 + 8 * j)), xa, dot4(signed4(u32_at(p + 6 + 8 * j)), xb, 0.0f));
+        }
+        if (type == Q4_0) {
             device const uchar * p = row + 18 * ib;
-            const float d = half_at(p);
             const uint q = u32_at(p + 2 + 4 * j);
-            a = (low_nibbles(q) - 8.0f) * d;
-            b = (high_nibbles(q) - 8.0f) * d;
-        } else if (type == Q4_1) {
+            return half_at(p) * (dot4(low_nibbles(q), xa, dot4(high_nibbles(q), xb, 0.0f)) - 8.0f * (sa + sb));
+        }
+        if (type == Q4_1) {
             device const uchar * p = row + 20 * ib;
-            const float d = half_at(p), m = half_at(p + 2);
             const uint q = u32_aligned(p + 4 + 4 * j);
-            a = low_nibbles(q) * d + m;
-            b = high_nibbles(q) * d + m;
-        } else if (type == Q5_0 || type == Q5_1) {
-            device const uchar * p = row + (type == Q5_0 ? 22 : 24) * ib;
-            const float d = half_at(p), m = type == Q5_1 ? half_at(p + 2) : 0.0f;
-            if (type == Q5_1) p += 2;
-            const uint h = u32_at(p + 2), q = u32_at(p + 6 + 4 * j);
+            const half2 dm = as_type<half2>(u32_aligned(p));
+            return float(dm.x) * dot4(low_nibbles(q), xa, dot4(high_nibbles(q), xb, 0.0f)) + float(dm.y) * (sa + sb);
+        }
+        if (type == Q5_0 || type == Q5_1) {
+            device const uchar * p = row + (type == Q5_0 ? 22 : 24) * ib, * at = p + (type == Q5_0 ? 2 : 4);
+            const float d = half_at(p), m = type == Q5_1 ? half_at(p + 2) : -16.0f * d;
+            const uint h = u32_at(at), q = u32_at(at + 4 + 4 * j);
             const float4 low = bytes4((q & 0x0F0F0F0Fu) | fifth_bits(h, 4 * j));
             const float4 high = bytes4((q >> 4 & 0x0F0F0F0Fu) | fifth_bits(h, 4 * j + 16));
-            a = type == Q5_0 ? (low - 16.0f) * d : low * d + m;
-            b = type == Q5_0 ? (high - 16.0f) * d : high * d + m;
-        } else if (type == IQ4_NL) {
-            device const uchar * p = row + 18 * ib;
-            const float d = half_at(p);
-            const uint q = u32_at(p + 2 + 4 * j);
-            a = levels4(IQ4_LEVELS, q) * d;
-            b = levels4(IQ4_LEVELS, q >> 4) * d;
-        } else {  // MXFP4
-            device const uchar * p = row + 17 * ib;
-            const float d = mxfp4_scale(p[0]);
-            const uint q = u32_bytes(p + 1 + 4 * j);
-            a = levels4(MXFP4_LEVELS, q) * d;
-            b = levels4(MXFP4_LEVELS, q >> 4) * d;
+            return d * dot4(low, xa, dot4(high, xb, 0.0f)) + m * (sa + sb);
         }
-        return;
+        const bool nl = type == IQ4_NL;  // else MXFP4
+        device const uchar * p = row + (nl ? 18 : 17) * ib;
+        const uint q = nl ? u32_at(p + 2 + 4 * j) : u32_bytes(p + 1 + 4 * j);
+        constant const float * levels = nl ? IQ4_LEVELS : MXFP4_LEVELS;
+        return (nl ? half_at(p) : mxfp4_scale(p[0])) * dot4(levels4(levels, q), xa, dot4(levels4(levels, q >> 4), xb, 0.0f));
     }
+    step = min(step, n / 256 - 1);
     const uint g = lane / 8, j = lane & 7, half_ = g / 2, odd = g & 1;
     if (type == Q4_K || type == Q5_K) {
         device const uchar * p = row + (type == Q4_K ? 144 : 176) * step;
         const uint4 h = *(device const uint4 *)p;
-        const float d = float(as_type<half2>(h.x).x), dmin = float(as_type<half2>(h.x).y);
+        const half2 dm = as_type<half2>(h.x);
         const uint q = u32_aligned(p + (type == Q4_K ? 16 : 48) + 4 * lane);
         uint low = q & 0x0F0F0F0Fu, high = q >> 4 & 0x0F0F0F0Fu;
         if (type == Q5_K) {
@@ -98,42 +88,42 @@ inline void weight8(ushort type, device const uchar * row, uint n, uint step, ui
             high |= (bits >> (2 * g + 1) & 0x01010101u) << 4;
         }
         const float2 s = scale_min6(h.yzw, 2 * g), t = scale_min6(h.yzw, 2 * g + 1);
-        a = bytes4(low) * (d * s.x) - dmin * s.y;
-        b = bytes4(high) * (d * t.x) - dmin * t.y;
-    } else if (type == Q6_K) {
+        return float(dm.x) * (s.x * dot4(bytes4(low), xa, 0.0f) + t.x * dot4(bytes4(high), xb, 0.0f)) - float(dm.y) * (s.y * sa + t.y * sb);
+    }
+    if (type == Q6_K) {
         device const uchar * p = row + 210 * step;
-        const float d = half_at(p + 208);
-        const uint ql = u32_at(p + 4 * lane), qh = u32_at(p + 128 + 32 * half_ + 4 * j), s = 8 * half_ + 2 * odd + j / 4;
-        const uint low = (ql & 0x0F0F0F0Fu) | (qh >> (2 * odd) & 0x03030303u) << 4;
-        const uint high = (ql >> 4 & 0x0F0F0F0Fu) | (qh >> (2 * odd + 4) & 0x03030303u) << 4;
-        a = (bytes4(low) - 32.0f) * (d * float(as_type<char>(p[192 + s])));
-        b = (bytes4(high) - 32.0f) * (d * float(as_type<char>(p[192 + s + 4])));
-    } else if (type == Q2_K) {
+        const uint ql = u32_at(p + 4 * lane), qh = u32_at(p + 128 + 32 * half_ + 4 * j) >> (2 * odd), s = 8 * half_ + 2 * odd + j / 4;
+        const uint low = (ql & 0x0F0F0F0Fu) | (qh & 0x03030303u) << 4, high = (ql >> 4 & 0x0F0F0F0Fu) | (qh & 0x30303030u);
+        const float a = dot4(bytes4(low), xa, -32.0f * sa), b = dot4(bytes4(high), xb, -32.0f * sb);
+        return half_at(p + 208) * (float(as_type<char>(p[192 + s])) * a + float(as_type<char>(p[192 + s + 4])) * b);
+    }
+    if (type == Q2_K) {
         device const uchar * p = row + 84 * step;
         const half2 dm = as_type<half2>(u32_aligned(p + 80));
         const uint q = u32_aligned(p + 16 + 32 * half_ + 4 * j) >> (4 * odd), s = 8 * half_ + 4 * odd + j / 4;
-        const uint m = p[s], n_ = p[s + 2];
-        a = bytes4(q & 0x03030303u) * (float(dm.x) * float(m & 15)) - float(dm.y) * float(m >> 4);
-        b = bytes4(q >> 2 & 0x03030303u) * (float(dm.x) * float(n_ & 15)) - float(dm.y) * float(n_ >> 4);
-    } else if (type == Q3_K) {
+        const uint m = p[s], o = p[s + 2];
+        const float a = float(m & 15) * dot4(bytes4(q & 0x03030303u), xa, 0.0f), b = float(o & 15) * dot4(bytes4(q >> 2 & 0x03030303u), xb, 0.0f);
+        return float(dm.x) * (a + b) - float(dm.y) * (float(m >> 4) * sa + float(o >> 4) * sb);
+    }
+    if (type == Q3_K) {
         device const uchar * p = row + 110 * step;
         const uint3 h = uint3(u32_at(p + 96), u32_at(p + 100), u32_at(p + 104));
-        const float d = half_at(p + 108);
         const uint q = u32_at(p + 32 + 32 * half_ + 4 * j) >> (4 * odd), k = 4 * half_ + 2 * odd, mask = u32_at(p + 4 * j) >> k;
-        a = (bytes4((q & 0x03030303u) | (mask & 0x01010101u) << 2) - 4.0f) * (d * scale_q3(h, 2 * k + j / 4));
-        b = (bytes4((q >> 2 & 0x03030303u) | (mask >> 1 & 0x01010101u) << 2) - 4.0f) * (d * scale_q3(h, 2 * k + 2 + j / 4));
-    } else {  // IQ4_XS
-        device const uchar * p = row + 136 * step;
-        const uint h = u32_aligned(p), s = lane / 4;
-        const float d = float(as_type<half2>(h).x) * scale_iq4_xs(u32_aligned(p + 4), h >> 16, s);
-        const uint q = u32_aligned(p + 8 + 4 * lane);
-        a = levels4(IQ4_LEVELS, q) * d;
-        b = levels4(IQ4_LEVELS, q >> 4) * d;
+        const float a = dot4(bytes4((q & 0x03030303u) | (mask & 0x01010101u) << 2), xa, -4.0f * sa);
+        const float b = dot4(bytes4((q >> 2 & 0x03030303u) | (mask >> 1 & 0x01010101u) << 2), xb, -4.0f * sb);
+        return half_at(p + 108) * (scale_q3(h, 2 * k + j / 4) * a + scale_q3(h, 2 * k + 2 + j / 4) * b);
     }
+    device const uchar * p = row + 136 * step;  // IQ4_XS
+    const uint h = u32_aligned(p), q = u32_aligned(p + 8 + 4 * lane);
+    const float d = float(as_type<half2>(h).x) * scale_iq4_xs(u32_aligned(p + 4), h >> 16, lane / 4);
+    return d * dot4(levels4(IQ4_LEVELS, q), xa, dot4(levels4(IQ4_LEVELS, q >> 4), xb, 0.0f));
 }
 
-// Four values of a row of n; zero past its end. Rows of blocks are whole, so their runs of four are too.
-inline float4 input4(ushort type, device const float * x, uint i, uint n) {
-    if (!is_plain(type) || n % 4 == 0) return i < n ? load4(x + i) : float4(0.0f);
-    return float4(i < n ? x[i] : 0.0f, i + 1 < n ? x[i + 1] : 0.0f, i + 2 < n ? x[i + 2] : 0.0f, i + 3 < n ? x[i + 3] : 0.0f);
+// Four values of a row of n; zero past its end. Rows of blocks are whole, so their runs of four are too. `P` is a pointer
+// to float4 in device or threadgroup memory.
+template <typename P> inline float4 input4(ushort type, P x, uint i, uint n) {
+    if (!is_plain(type) || n % 4 == 0) return i < n ? x[i / 4] : float4(0.0f);
+    float4 v = float4(0.0f);
+    for (uint k = 0; k < 4; k++) if (i + k < n) v[k] = x[(i + k) / 4][(i + k) % 4];
+    return v;
 }

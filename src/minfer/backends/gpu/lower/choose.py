@@ -56,12 +56,14 @@ TILED_MIN_QUERIES = 9
 TIERS = ("gemm", "split", "tiled", *EXTRA)
 
 
-def product(profile: Profile, n_tokens: int, *, norm: bool) -> Choice:
-    """The kernel for a matrix product of `n_tokens`."""
+def product(profile: Profile, n_tokens: int, *, norm: bool, n_in: int = 0) -> Choice:
+    """The kernel for a matrix product of `n_tokens` over rows of `n_in`."""
     for choice in PRODUCTS:
         if n_tokens > choice.max_tokens or choice.tier in profile.off:
             continue
         if choice.tier in EXTRA and choice.tier not in profile.extra:
+            continue
+        if choice.tier == "wide" and norm and n_in > WIDE_NORMED:
             continue
         if choice.tier in ("gemm", "mma") and (norm or not profile.simd_matrix):
             continue
@@ -69,9 +71,13 @@ def product(profile: Profile, n_tokens: int, *, norm: bool) -> Choice:
     raise AssertionError("the last row serves everything")
 
 
+#: Values of a normed row that `project_wide` has room for in threadgroup memory.
+WIDE_NORMED = 4096
+
+
 def wide(n_in: int, n_out: int) -> tuple[int, int]:
     """For `project_wide`: rows a simdgroup, and simdgroups that share them, which the row's length alone decides."""
-    across = 1 if n_in <= 512 else 2 if n_in <= 1024 else 4
+    across = 1 if n_in <= 1024 else 4
     return (1 if n_out < 2048 else 2 if n_out < 8192 else 4), across
 
 

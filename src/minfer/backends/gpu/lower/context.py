@@ -28,7 +28,7 @@ class Profile:
     """A device as lowering sees it: its limits, what it prefers, and tiers that were switched off.
 
     `extra` names the tiers that only some devices take. Attention has a split for each `split_rows` rows of the KV
-    region, up to `max_splits`.
+    region, up to `max_splits`. `cores` counts the GPU's cores (streaming multiprocessors), where a grid depends on it.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Profile:
     extra: frozenset[str] = frozenset()
     split_rows: int = 256
     max_splits: int = 16
+    cores: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ SIMDGROUPS = 4
 #: The kernels' numbers of the epilogues.
 EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
+#: Threadgroups of `project_wide` a core of the GPU; each goes on to further rows.
+WIDE_RESIDENT = 8
 
 
 def matmul(c: Context, node: Node, op: ir.MatMul) -> list[Launch]:
@@ -54,7 +56,7 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     bindings += [c.value(9, value) for value in residual]
     if op.norm:
         bindings.append(c.weight(2, op.norm[0]))
-    choice = choose.product(c.profile, n_tokens, norm=op.norm is not None)
+    choice = choose.product(c.profile, n_tokens, norm=op.norm is not None, n_in=n_in)
     kernel = family = choice.kernel
     if choice.tier in ("gemm", "mma"):
         rows = choice.rows // 2 if glu else choice.rows
@@ -64,7 +66,8 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
         rows, across = choose.wide(n_in, sum(widths))
         constants |= {"has_norm": op.norm is not None, "across": across}
         groups = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
-        grid, threads, kernel = (ceil_div(groups * across, SIMDGROUPS), 1, 1), 32 * SIMDGROUPS, f"{family}_r{rows}"
+        grid = (min(ceil_div(groups * across, SIMDGROUPS), WIDE_RESIDENT * c.profile.cores), 1, 1)
+        threads, kernel = 32 * SIMDGROUPS, f"{family}_r{rows}"
     else:
         constants["has_norm"] = op.norm is not None
         groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
