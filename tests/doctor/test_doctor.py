@@ -336,3 +336,6 @@ def test_a_large_shape_is_run_where_it_is_soon_done(monkeypatch: pytest.MonkeyPa
     assert "Q4_0 4096 x 16384, 1 token" in names
     assert "Q8_0 256 x 1024, 1 token" in names
     assert len(ran) == len(names) + 1
+    ran.clear()
+    list(measure("any", large_too=False))
+    assert ran == [shape.name for shape in shapes(large=False)]

@@ -103,8 +103,10 @@ def _matmul_cases() -> Iterator[Case]:
 
 
 def _wide_cases() -> Iterator[Case]:
-    """One token: row lengths and numbers of rows at which simdgroups share them in another way, or no more."""
-    for n_in, n_out in ((1024, 37), (1056, 37), (32, 2047), (32, 2048), (32, 8191), (32, 8192)):
+    """One token: row lengths and numbers of rows at which simdgroups share them in another way, or no more; and more
+    rows than a GPU runs at a time."""
+    shapes = ((1024, 37), (1056, 37), (32, 2047), (32, 2048), (32, 8191), (32, 8192), (32, 40_000))
+    for n_in, n_out in shapes:
         op = ir.MatMul(_w("w.weight", "Q4_0", n_in, n_out))
         yield Case(f"matmul/wide/{n_in}x{n_out}", op, (Value((n_in, 1)),), "matmul")
     for n_in in (4096, 4128):

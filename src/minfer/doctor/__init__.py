@@ -49,7 +49,7 @@ def _examine(devices: tuple[str, ...], risky: bool) -> Iterator[tuple[str, Check
         with threadpool_limits(1, "blas"):  # cases are small: on a busy machine, threads would wait for each other
             yield from ((f"kernels of {name} against {against}", check) for check in check_kernels(name, oracle))
         caveat = f" ({backend.caveat})" if backend.caveat else ""
-        yield from ((f"speed of {name}{caveat}", check) for check in measure(name))
+        yield from ((f"speed of {name}{caveat}", check) for check in measure(name, large_too=not backend.caveat))
         backend.close()
 
 

@@ -1,6 +1,7 @@
 """How fast a device is: memory bandwidth, and each kind of kernel, as medians of repeated runs.
 
-A shape is run small first; where that promises that the large one is done soon, the large one is what is reported.
+A shape is run small first; where that promises that the large one is done soon, the large one is what is reported. A
+device whose speed says little anyway (`Backend.caveat`) runs the small ones.
 """
 
 from __future__ import annotations
@@ -120,13 +121,13 @@ def _tokens(n: int) -> str:
     return f"{n} token{'' if n == 1 else 's'}"
 
 
-def measure(device: str) -> Iterator[Check]:
-    """A line for each shape, the large one where it is done soon."""
+def measure(device: str, *, large_too: bool = True) -> Iterator[Check]:
+    """A line for each shape: the large one where it is wanted and done soon."""
     for small, large in zip(shapes(large=False), shapes(large=True), strict=True):
         try:
             found, seconds = _line(device, small)
             work = max(large.nbytes / small.nbytes, large.flops / max(1, small.flops))
-            if seconds and seconds * work < LARGE_S:
+            if large_too and seconds and seconds * work < LARGE_S:
                 found, _ = _line(device, large)
         except Exception as error:  # whatever a driver raises belongs into the report
             found = Check(small.name, "fail", f"{type(error).__name__}: {error}")
