@@ -204,7 +204,7 @@ class Bench:
 
     def launches(self, n_tokens: int = 1) -> list[tuple[str, str, float]]:
         """(node, kernel, microseconds) of the launches of a step, each repeated in a graph of its own."""
-        self.engine.cells.tokens = [1] * 128
+        self.engine.cells.tokens = [1] * (128 if n_tokens == 1 else 0)
         tokens = [1] * n_tokens
         rows = self.engine.cells.rows(n_tokens)
         for _ in range(2):

@@ -428,6 +428,7 @@ MSL_FN metal::vec<float, 4> bytes(uint q) {
     return metal::vec<float, 4>(__uint_as_float(__byte_perm(q, one, 0x7440)), __uint_as_float(__byte_perm(q, one, 0x7441)),
                                 __uint_as_float(__byte_perm(q, one, 0x7442)), __uint_as_float(__byte_perm(q, one, 0x7443)));
 }
+MSL_FN int dot_bytes(uint a, uint b, int sum) { return __dp4a(int(a), int(b), sum); }
 // For kernels that ask for the tensor cores by name; the lanes' shares are those of PTX's mma.m16n8k8 for tf32.
 MSL_FN float tf32(float x) {
     uint r;

@@ -56,23 +56,19 @@ TILED_MIN_QUERIES = 9
 TIERS = ("gemm", "split", "tiled", *EXTRA)
 
 
-def product(profile: Profile, n_tokens: int, *, norm: bool, n_in: int = 0) -> Choice:
-    """The kernel for a matrix product of `n_tokens` over rows of `n_in`."""
+def product(profile: Profile, n_tokens: int, *, norm: bool, coded: bool = True) -> Choice:
+    """The kernel for a matrix product of `n_tokens`; `coded` says that all weights are blocks of codes, none plain."""
     for choice in PRODUCTS:
         if n_tokens > choice.max_tokens or choice.tier in profile.off:
             continue
         if choice.tier in EXTRA and choice.tier not in profile.extra:
             continue
-        if choice.tier == "wide" and norm and n_in > WIDE_NORMED:
+        if choice.tier == "wide" and not coded:
             continue
         if choice.tier in ("gemm", "mma") and (norm or not profile.simd_matrix):
             continue
         return choice
     raise AssertionError("the last row serves everything")
-
-
-#: Values of a normed row that `project_wide` has room for in threadgroup memory.
-WIDE_NORMED = 4096
 
 
 def wide(n_in: int, n_out: int) -> tuple[int, int]:

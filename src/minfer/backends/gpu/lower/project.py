@@ -56,7 +56,8 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     bindings += [c.value(9, value) for value in residual]
     if op.norm:
         bindings.append(c.weight(2, op.norm[0]))
-    choice = choose.product(c.profile, n_tokens, norm=op.norm is not None, n_in=n_in)
+    coded = all(FORMATS[w.type].block_size > 1 for w in op.segments)
+    choice = choose.product(c.profile, n_tokens, norm=op.norm is not None, coded=coded)
     kernel = family = choice.kernel
     if choice.tier in ("gemm", "mma"):
         rows = choice.rows // 2 if glu else choice.rows
