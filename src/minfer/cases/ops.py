@@ -109,9 +109,6 @@ def _wide_cases() -> Iterator[Case]:
     for n_in, n_out in shapes:
         op = ir.MatMul(_w("w.weight", "Q4_0", n_in, n_out))
         yield Case(f"matmul/wide/{n_in}x{n_out}", op, (Value((n_in, 1)),), "matmul")
-    for n_in in (4096, 4128):
-        normed = ir.Project((_w("w.weight", "Q4_0", n_in, 37),), (_gain(n_in), 1e-6))
-        yield Case(f"project/wide/{n_in}x37", normed, (Value((n_in, 1)),), "matmul")
 
 
 def _rope_cases() -> Iterator[Case]:

@@ -157,19 +157,10 @@ def test_cases_stand_on_both_sides_of_every_threshold() -> None:
         for layout in (0, 2):
             for n in (choose.SPLIT_MAX_QUERIES, choose.TILED_MIN_QUERIES):
                 assert max(queries[layout][n]) >= 2 * profile.split_rows, f"{n} queries over rows that are split"
-    one = {op.weight.shape for op in products_of_one_token() if isinstance(op, ir.MatMul)}
+    one = {case.op.weight.shape for case in CASES if isinstance(case.op, ir.MatMul) and case.inputs[0].shape[1] == 1}
     for below, above in (((1024, 37), (1056, 37)), ((32, 2047), (32, 2048)), ((32, 8191), (32, 8192))):
         assert {below, above} <= one
         assert choose.wide(*below) != choose.wide(*above), "the edge is elsewhere: move the cases to it"
-    normed = {op.segments[0].shape[0] for op in products_of_one_token() if isinstance(op, ir.Project) and op.norm}
-    kernels = {n: choose.product(EVERY, 1, norm=True, n_in=n).kernel for n in (choose.WIDE_NORMED, 4128)}
-    assert set(kernels) <= normed
-    assert len(set(kernels.values())) == 2
-
-
-def products_of_one_token() -> list[ir.MatMul | ir.Project]:
-    ones = [case.op for case in CASES if case.inputs[0].shape[-1] == 1]
-    return [op for op in ones if isinstance(op, (ir.MatMul, ir.Project))]
 
 
 def test_the_list_runs_every_kernel() -> None:
