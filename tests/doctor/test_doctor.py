@@ -149,13 +149,27 @@ def test_devices_that_are_not_here_are_said(monkeypatch: pytest.MonkeyPatch) -> 
         doctor.examine(["gpu"])
 
 
-def test_a_device_that_raises_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReferenceBackend, "checks", lambda self, *, risky: 1 / 0)
-    monkeypatch.setattr(cases, "all_cases", lambda: ())
-    monkeypatch.setattr("minfer.doctor.speed.shapes", lambda *, large: shapes(large=large)[:1] if not large else ())
-    lines = doctor.examine(["reference"])
-    found = next(check for part, check in lines if part == "what reference takes for granted")
-    assert (found.verdict, found.text) == ("fail", "ended early: ZeroDivisionError: division by zero")
+def test_a_part_that_raises_ends_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the other parts go on."""
+
+    def raising(self: Any, *, risky: bool) -> Iterator[Check]:
+        yield Check("first", "pass", "good")
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(ReferenceBackend, "checks", raising)
+    monkeypatch.setattr(cases, "all_cases", lambda: tuple(some("get_rows")))
+    monkeypatch.setattr("minfer.doctor.speed.shapes", lambda *, large: shapes(large=False)[:1])
+    lines = [(part, check) for part, check in doctor.examine(["reference"]) if part != "devices"]
+    assert [(check.verdict, check.name) for part, check in lines] == [
+        ("pass", "first"),
+        ("fail", "the rest"),
+        ("pass", "GetRows"),
+        ("pass", "memory"),
+    ]
+    assert lines[1][1].text == "not run: ZeroDivisionError: division by zero"
+    monkeypatch.setattr(cases, "Opened", lambda *given: 1 / 0)
+    (kernels, _) = [check for part, check in doctor.examine(["reference"]) if part.startswith(("kernels", "speed"))]
+    assert (kernels.verdict, kernels.name) == ("fail", "the rest")
 
 
 def test_the_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:

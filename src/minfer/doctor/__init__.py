@@ -44,12 +44,12 @@ def _examine(devices: tuple[str, ...], risky: bool) -> Iterator[tuple[str, Check
     # The oracle first: should it be wrong here, what follows is compared with nothing.
     for name in sorted(opened, key=lambda name: name != ORACLE):
         backend = opened[name]
-        yield from (("what " + name + " takes for granted", check) for check in _tried(backend, risky))
+        yield from _part(f"what {name} takes for granted", backend.checks(risky=risky))
         against = "their definitions" if name == ORACLE else f"the {ORACLE}"
         with threadpool_limits(1, "blas"):  # cases are small: on a busy machine, threads would wait for each other
-            yield from ((f"kernels of {name} against {against}", check) for check in check_kernels(name, oracle))
+            yield from _part(f"kernels of {name} against {against}", check_kernels(name, oracle))
         caveat = f" ({backend.caveat})" if backend.caveat else ""
-        yield from ((f"speed of {name}{caveat}", check) for check in measure(name, large_too=not backend.caveat))
+        yield from _part(f"speed of {name}{caveat}", measure(name, large_too=not backend.caveat))
         backend.close()
 
 
@@ -74,11 +74,13 @@ def _find(name: str, *, wanted: bool, named: bool) -> tuple[Backend | None, Chec
     return None, Check(name, "skip", f"here ({text}), not asked for: minfer doctor --device {name}", facts)
 
 
-def _tried(backend: Backend, risky: bool) -> Iterator[Check]:
+def _part(title: str, checks: Iterator[Check]) -> Iterator[tuple[str, Check]]:
+    """A part of the report; what ends it early is its last line."""
     try:
-        yield from backend.checks(risky=risky)
+        for check in checks:
+            yield title, check
     except Exception as error:  # whatever a driver raises belongs into the report
-        yield Check("checks", "fail", f"ended early: {type(error).__name__}: {error}")
+        yield title, Check("the rest", "fail", f"not run: {type(error).__name__}: {error}")
 
 
 def _anonymous(check: Check) -> Check:
