@@ -99,7 +99,8 @@ class CudaEmitter(Emitter):
         bounds = f"__launch_bounds__({kernel.max_threads}) " if kernel.max_threads else ""
         args = self.text_inline(*instance.args) if instance.args else ""
         call = ", ".join(self.argument(p) for p in kernel.params)
-        body = f"msl_cuda::chain(); {kernel.scope}{kernel.name}{args}({call});"
+        waits = any(self.tokens[i].text == WAIT for i in range(*kernel.body))
+        body = f"msl_cuda::chain(); {'' if waits else 'msl_cuda::wait(); '}{kernel.scope}{kernel.name}{args}({call});"
         return f'extern "C" __global__ void {bounds}{symbol}({params}) {{ {body} }}'
 
     def _value_type(self, p: Param) -> str:

@@ -441,12 +441,19 @@ MSL_FN void mma_tf32(metal::vec<float, 4> &d, metal::vec<float, 4> a, metal::vec
                  : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
                    "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
 }
-// Programmatic dependent launch: the next kernel may be placed while this one runs; memory is touched after those before.
+// Programmatic dependent launch: the next kernel may be placed while this one runs (`chain`); memory that kernels before
+// wrote is touched after `wait`.
 MSL_FN void chain() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+MSL_FN void wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+MSL_FN void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 struct Id {
     uint x, y, z;
     MSL_FN operator uint() const { return x; }

@@ -20,6 +20,16 @@ inline uint u32_at(device const uchar * p) { return u16_at(p) | u16_at(p + 2) <<
 inline uint u32_aligned(device const uchar * p) { return *(device const uint *)p; }       // p is 4-byte aligned
 inline uint u32_bytes(device const uchar * p) { return uint(p[0]) | uint(p[1]) << 8 | uint(p[2]) << 16 | uint(p[3]) << 24; }
 
+// Where launches may overlap, a kernel that calls this touches what others write only after it; elsewhere all is there.
+// What is asked for by `prefetch` may be read sooner then.
+#ifdef MINFER_CUDA
+inline void wait_for_those_before() { msl_cuda::wait(); }
+inline void prefetch(device const uchar * p) { msl_cuda::prefetch(p); }
+#else
+inline void wait_for_those_before() {}
+inline void prefetch(device const uchar *) {}
+#endif
+
 // The four bytes of a word as numbers, lowest first.
 #ifdef MINFER_CUDA  // a permute puts a byte into 2^23's fraction: fewer instructions than to extract and convert it
 inline float4 bytes4(uint q) { return msl_cuda::bytes(q) - 8388608.0f; }

@@ -17,7 +17,8 @@ constant bool has_add = epilogue == 2;
 constant bool has_glu = epilogue > 2;
 
 #define GROUPS 4    // simdgroups a threadgroup
-#define CHUNK 4096  // inputs in threadgroup memory at a time
+#define R 4         // rows a simdgroup
+#define CHUNK 5120  // inputs in threadgroup memory at a time
 
 // N sums over the lanes: of values v[0 ... N) of each lane, a lane gets the sum that `owner` numbers. Halves are exchanged,
 // so N sums cost little more than one; the order is the tree of lanes 16, 8, 4, 2, 1 apart. N is a power of two.
@@ -42,31 +43,29 @@ template <uint N> inline uint owner(uint lane) {
 }
 
 // Adds to v[r] the lane's part of weight row row0 + r times the inputs that stand in threadgroup memory, `at` in the row
-// and n of them: steps part, part + across, ..., AHEAD of them at a time; with swiglu and geglu to v[R + r] that of the
-// second matrix. A row past the last reads the last one again: its sum is not used.
-template <uint R, uint AHEAD>
+// and n of them: steps part, part + across, ...; with swiglu and geglu to v[R + r] that of the second matrix. A row past
+// the last reads the last one again: its sum is not used.
 inline void row_products(ushort type, device const uchar * w, uint row_bytes, ushort up_type, device const uchar * up, uint up_bytes,
                          uint rows, uint row0, threadgroup const input4 * x, threadgroup const float * block_steps, uint at, uint n,
                          uint n_in, uint part, uint lane, thread float (&v)[2 * R]) {
     const uint steps = (n + 255) / 256;
-    for (uint first = part; first < steps; first += AHEAD * across) {
-#pragma unroll
-        for (uint i = 0; i < AHEAD; i++) {
-            const uint step = min(first + i * across, steps - 1), next = step + at / 256;
-            const bool live = first + i * across < steps;
-            for (uint side = 0; side < (has_glu ? 2 : 1); side++) {
-                const ushort t = side == 0 ? type : up_type;
-                device const uchar * rows_at = side == 0 ? w : up;
-                const uint bytes = side == 0 ? row_bytes : up_bytes, p = 256 * step + place8(t, lane), q = p + apart8(t);
-                const input4 a = x[p / 4], b = x[q / 4];
-                const float sa = block_steps[p / 32], sb = block_steps[q / 32];
-                for (uint r = 0; r < R; r++) {
-                    const float s = dot8(t, rows_at + ulong(min(row0 + r, rows - 1)) * bytes, n_in, next, lane, a, b, sa, sb);
-                    v[R * side + r] += live ? s : 0.0f;
-                }
-            }
+    for (uint step = part; step < steps; step += across) {
+        for (uint side = 0; side < (has_glu ? 2 : 1); side++) {
+            const ushort t = side == 0 ? type : up_type;
+            device const uchar * first = side == 0 ? w : up;
+            const uint bytes = side == 0 ? row_bytes : up_bytes, p = 256 * step + place8(t, lane), q = p + apart8(t);
+            const input4 a = x[p / 4], b = x[q / 4];
+            const float sa = block_steps[p / 32], sb = block_steps[q / 32];
+            for (uint r = 0; r < R; r++)
+                v[R * side + r] += dot8(t, first + ulong(min(row0 + r, rows - 1)) * bytes, n_in, step + at / 256, lane, a, b, sa, sb);
         }
     }
+}
+// Asks for rows before what they are multiplied with is there.
+inline void prefetch_rows(device const uchar * w, uint row_bytes, uint rows, uint row0, uint part, uint lane) {
+    for (uint r = 0; r < R; r++)
+        for (uint i = 128 * (SIMD * part + lane); i < row_bytes; i += 128 * SIMD * across)
+            prefetch(w + ulong(min(row0 + r, rows - 1)) * row_bytes + i);
 }
 
 // y (n_out): the segments' rows in order, or act(gate) * up for a pair of rows; as `project` (project.metal), one token, and
@@ -74,7 +73,6 @@ inline void row_products(ushort type, device const uchar * w, uint row_bytes, us
 // segment, then the next that no other takes. 128 threads. `across` simdgroups own R rows and add their sums in order. The
 // order of a sum depends on the row's length and `across`, which is chosen by that length. Inputs (normed, where there is a
 // norm) are made whole numbers in threadgroup memory, all at once or chunk by chunk.
-template <uint R, uint AHEAD>
 kernel void project_wide(constant project_args & a [[buffer(0)]], device const float * x [[buffer(1)]],
                          device const float * gain [[buffer(2), function_constant(has_norm)]], device const uchar * w0 [[buffer(3)]],
                          device const uchar * w1 [[buffer(4), function_constant(has_1)]],
@@ -90,6 +88,14 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     threadgroup float block_steps[CHUNK / 32];
     threadgroup float sums[2][GROUPS * 2 * R];  // in turn, so that one barrier a round is enough
     threadgroup float chains[CHAINS * SIMD];
+    const uint groups_0 = (a.rows[0] + R - 1) / R, groups_1 = has_1 && !has_glu ? (a.rows[1] + R - 1) / R : 0;
+    const uint groups = groups_0 + groups_1 + (has_2 ? (a.rows[2] + R - 1) / R : 0), at_once = GROUPS / across, part = sg % across;
+    if (tg * at_once + sg / across < groups_0) {
+        const uint row0 = R * (tg * at_once + sg / across);
+        prefetch_rows(w0, a.row_bytes[0], a.rows[0], row0, part, lane);
+        if (has_glu) prefetch_rows(w1, a.row_bytes[1], a.rows[1], row0, part, lane);
+    }
+    wait_for_those_before();
     float scale = 1.0f;
     if (has_norm) {  // as sum_of_squares, its chains shared among the simdgroups
         for (uint c = sg; c < CHAINS; c += GROUPS) chains[SIMD * c + lane] = squares_chain(x, a.n_in, lane, c);
@@ -98,8 +104,6 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
         for (uint c = 1; c < CHAINS; c++) s += chains[SIMD * c + lane];
         scale = norm_scale(simd_sum(s), a.n_in, a.eps);
     }
-    const uint groups_0 = (a.rows[0] + R - 1) / R, groups_1 = has_1 && !has_glu ? (a.rows[1] + R - 1) / R : 0;
-    const uint groups = groups_0 + groups_1 + (has_2 ? (a.rows[2] + R - 1) / R : 0), at_once = GROUPS / across, part = sg % across;
     uint turn = 0;
     for (uint base = tg * at_once; base < groups; base += tgs * at_once) {
         const uint group = base + sg / across;  // past the last: its sums are not used
@@ -132,9 +136,9 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
             }
             threadgroup const input4 * own = inputs;
             threadgroup const float * steps = block_steps;
-            if (which == 0) row_products<R, AHEAD>(type_0, w0, a.row_bytes[0], has_glu ? type_1 : type_0, has_glu ? w1 : w0, a.row_bytes[1], rows, row0, own, steps, at, n, a.n_in, part, lane, v);
-            else if (which == 1 && has_1) row_products<R, AHEAD>(type_1, w1, a.row_bytes[1], type_1, w1, 0, rows, row0, own, steps, at, n, a.n_in, part, lane, v);
-            else if (has_2) row_products<R, AHEAD>(type_2, w2, a.row_bytes[2], type_2, w2, 0, rows, row0, own, steps, at, n, a.n_in, part, lane, v);
+            if (which == 0) row_products(type_0, w0, a.row_bytes[0], has_glu ? type_1 : type_0, has_glu ? w1 : w0, a.row_bytes[1], rows, row0, own, steps, at, n, a.n_in, part, lane, v);
+            else if (which == 1 && has_1) row_products(type_1, w1, a.row_bytes[1], type_1, w1, 0, rows, row0, own, steps, at, n, a.n_in, part, lane, v);
+            else if (has_2) row_products(type_2, w2, a.row_bytes[2], type_2, w2, 0, rows, row0, own, steps, at, n, a.n_in, part, lane, v);
         }
         // One lane in 16 / R has a sum; they meet in threadgroup memory, where lane r of the first simdgroup ends row r.
         const float mine = lanes_sums<2 * R>(v, lane);
@@ -157,7 +161,3 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
         turn++;
     }
 }
-typedef decltype(project_wide<4, 1>) project_wide_t;
-template [[host_name("project_wide_r1")]] kernel project_wide_t project_wide<1, 4>;
-template [[host_name("project_wide_r2")]] kernel project_wide_t project_wide<2, 2>;
-template [[host_name("project_wide_r4")]] kernel project_wide_t project_wide<4, 1>;

@@ -28,7 +28,7 @@ THREADGROUP_BYTES = {
     "attention_tiled": 20480,
     "attention_g8": 9216,
     "attention_wide_g8": 10336,
-    "project_wide_r4": 18176,
+    "project_wide": 22400,
     "top_parts": 4096,
 }
 

@@ -21,7 +21,7 @@ SIMDGROUPS = 4
 EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
 #: Threadgroups of `project_wide` a core of the GPU; each goes on to further rows.
-WIDE_RESIDENT = 8
+WIDE_RESIDENT = 6
 
 
 def matmul(c: Context, node: Node, op: ir.MatMul) -> list[Launch]:
@@ -58,17 +58,17 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
         bindings.append(c.weight(2, op.norm[0]))
     coded = all(FORMATS[w.type].block_size > 1 for w in op.segments)
     choice = choose.product(c.profile, n_tokens, norm=op.norm is not None, coded=coded)
-    kernel = family = choice.kernel
+    family = choice.kernel
     if choice.tier in ("gemm", "mma"):
         rows = choice.rows // 2 if glu else choice.rows
         tiles = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
         grid, threads = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS
     elif choice.tier == "wide":
-        rows, across = choose.wide(n_in, sum(widths))
+        across = choose.wide(n_in)
         constants |= {"has_norm": op.norm is not None, "across": across}
-        groups = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
+        groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
         grid = (min(ceil_div(groups * across, SIMDGROUPS), WIDE_RESIDENT * c.profile.cores), 1, 1)
-        threads, kernel = 32 * SIMDGROUPS, f"{family}_r{rows}"
+        threads = 32 * SIMDGROUPS
     else:
         constants["has_norm"] = op.norm is not None
         groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
@@ -81,7 +81,7 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
         launch(
             node,
             family,
-            kernel,
+            choice.kernel,
             args.PROJECT,
             values,
             bindings,
