@@ -58,8 +58,11 @@ try:
     _built = importlib.util.find_spec("minfer.backends.cpu._native") is not None
 except ImportError:  # looking for a module imports the package it is in, which needs that module
     _built = False
+#: Devices that this installation lacks, and why.
+MISSING: dict[str, str] = {}
 if not _built:
-    del DEVICES["cpu"]  # a source tree whose native part was not built
+    del DEVICES["cpu"]
+    MISSING["cpu"] = "its native part is not built here: pip install . builds it"
 
 #: What runs anywhere, best first; the first of them runs the layers that a GPU does not take.
 HOSTS = tuple(name for name in ("cpu", "reference") if name in DEVICES)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from minfer.graph.plan import Plan
     from minfer.quants import KvFormat
 
+#: Largest `cases.error` against the definitions, for all but moves: f64 inside, one f32 rounding, f32 BLAS products.
+BOUND = 2e-5
+
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
@@ -181,6 +184,8 @@ def gelu(x: F32) -> F32:
 class ReferenceBackend(Backend):
     """Runs every op of the graph in numpy, with the BLAS that numpy was built on."""
 
+    caveat = "the oracle: made to be right, not fast"
+
     def __init__(self, kv_format: str = "f32", name: str = "reference") -> None:
         self.name = name
         self.kv_format = parse_kv_format(kv_format)
@@ -195,6 +200,12 @@ class ReferenceBackend(Backend):
             if weight.type not in FORMATS:
                 return f"{weight.name} is {weight.type}; it computes with {', '.join(FORMATS)}"
         return None
+
+    def bound(self, node: Node, kind: str, f32: float) -> float:
+        return 0.0 if kind == "exact" else BOUND
+
+    def facts(self) -> dict[str, str]:
+        return {"numpy": np.__version__}
 
     def allocate(self, nbytes: int, label: str) -> Bytes:
         try:

@@ -11,7 +11,7 @@ from minfer.backends import open_backend
 from minfer.backends.profile import Profile
 from minfer.engine.place import N_BATCH, need, weights_on
 from minfer.engine.sampler import Best
-from minfer.errors import NumericsError, RequestError
+from minfer.errors import NumericsError, RequestError, UnsupportedError
 from minfer.graph import GraphParams, Node
 from minfer.graph.allocate import Allocator
 from minfer.graph.cache import GraphCache
@@ -21,9 +21,9 @@ from minfer.kv import CellStore
 from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from minfer.backends.base import Backend, LaunchList, Program
+    from minfer.backends.base import Backend, LaunchList, LaunchTime, Program
     from minfer.gguf import ModelFile
     from minfer.graph import Placement, Plan
     from minfer.graph.allocate import Split
@@ -61,6 +61,7 @@ class Engine:
         self.backends: dict[str, Backend] = {d: open_backend(d, kv_format) for d in placement.devices}
         self.allocator = Allocator(self.backends)
         self.cache: GraphCache[Program] = GraphCache(arch.build, self.backends, self.allocator, self._compile)
+        self._last: Compiled[Program] | None = None
         plan = self.plan(min(N_BATCH, n_ctx))
         for name, backend in self.backends.items():
             need(backend, arch, plan, n_ctx).check(backend.memory())
@@ -100,50 +101,78 @@ class Engine:
 
         Raises `ContextOverflowError` before anything runs if they do not fit.
         """
-        logits: F32 = self._prefill(tokens, None)[0]
+        logits = self.submit(tokens)()
+        assert not isinstance(logits, Best)
         return logits
 
     def prefill_best(self, tokens: Sequence[int], k: int) -> Best:
         """`prefill`, of whose logits only the `k` best leave the device."""
-        return self._best(self._prefill(tokens, k))[0]
+        best = self.submit(tokens, k)()
+        assert isinstance(best, Best)
+        return best
+
+    def submit(self, tokens: Sequence[int], k: int | None = None) -> Callable[[], F32 | Best]:
+        """`prefill` (of the `k` best), which returns when the last batch is on its way; the result is called for.
+
+        Only then are the batch's tokens in the cache: a pass that nobody waits for may be followed by any other.
+        """
+        if not tokens:
+            raise RequestError("nothing to run: the prompt has no tokens")
+        self.cells.require(len(tokens))
+        start = (len(tokens) - 1) // N_BATCH * N_BATCH
+        for first in range(0, start, N_BATCH):
+            batch = list(tokens[first : first + N_BATCH])
+            self._send(batch, self.cells.rows(len(batch)), 0, k)()
+            self.cells.commit(batch)
+        last = list(tokens[start:])
+        wait = self._send(last, self.cells.rows(len(last)), 1, k)
+
+        def result() -> F32 | Best:
+            output = wait()
+            self.cells.commit(last)
+            logits: F32 = output[0]
+            return logits if k is None else self._best(output)[0]
+
+        return result
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a pass that was submitted runs while the host does something else."""
+        return self.backends[self.placement.output].runs_ahead
 
     def ranks(self, k: int) -> bool:
         """Whether the device of the logits can give their `k` best."""
         node = Node(-1, "top_k", TopK(k), (), (2 * k + 1, 1), "i32")
         return self.backends[self.placement.output].supports(node) is None
 
-    def _prefill(self, tokens: Sequence[int], top_k: int | None) -> npt.NDArray[Any]:
-        if not tokens:
-            raise RequestError("nothing to run: the prompt has no tokens")
-        self.cells.require(len(tokens))
-        for start in range(0, len(tokens), N_BATCH):
-            batch = list(tokens[start : start + N_BATCH])
-            last = start + len(batch) == len(tokens)
-            output = self._forward(batch, self.cells.rows(len(batch)), 1 if last else 0, top_k)
-            self.cells.commit(batch)
-        return output
-
     def forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> F32:
         """One pass: logits `(n_outputs, n_vocab)` of the last `n_outputs` tokens. The KV rows given are written.
 
         Raises `NumericsError` naming the first node with NaN or Inf if the logits have any.
         """
-        return self._forward(tokens, rows, n_outputs, None)
+        return self._send(tokens, rows, n_outputs, None)()
 
     def forward_best(self, tokens: Sequence[int], rows: Rows, n_outputs: int, k: int) -> list[Best]:
         """`forward`, of whose rows of logits only the `k` best leave the device."""
-        return self._best(self._forward(tokens, rows, n_outputs, k))
+        return self._best(self._send(tokens, rows, n_outputs, k)())
 
-    def _forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int, top_k: int | None) -> npt.NDArray[Any]:
+    def _send(
+        self, tokens: Sequence[int], rows: Rows, n_outputs: int, top_k: int | None
+    ) -> Callable[[], npt.NDArray[Any]]:
+        """Write the inputs and run; what is returned waits, and reads and checks the output."""
         self._check_tokens(tokens)
         compiled = self._run(self.params(len(tokens), n_outputs, window=rows.layout, top_k=top_k), tokens, rows)
-        if not n_outputs:
-            return np.zeros((0, self.arch.n_vocab), np.float32)
-        output = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]])
-        logits = output if top_k is None else output[:, top_k:].view(np.float32)  # what is no number comes first
-        if not np.isfinite(logits).all():
-            self._name_bad_node(tokens, rows, n_outputs)
-        return output
+
+        def wait() -> npt.NDArray[Any]:
+            if not n_outputs:
+                return np.zeros((0, self.arch.n_vocab), np.float32)
+            output = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]])
+            logits = output if top_k is None else output[:, top_k:].view(np.float32)  # what is no number comes first
+            if not np.isfinite(logits).all():
+                self._name_bad_node(tokens, rows, n_outputs)
+            return output
+
+        return wait
 
     @staticmethod
     def _best(words: npt.NDArray[np.int32]) -> list[Best]:
@@ -167,7 +196,25 @@ class Engine:
             backend.profile = profile
         return profile
 
+    def launch_times(self) -> dict[str, list[LaunchTime] | str]:
+        """The launches of the last step by their device's clock, or why a device has none.
+
+        The step runs once more for it, with the inputs it had, so that it leaves the same values and KV rows behind.
+        """
+        found: dict[str, list[LaunchTime] | str] = {}
+        compiled = self._last
+        for split, program in zip(compiled.plan.splits, compiled.programs, strict=True) if compiled else ():
+            try:
+                times = self.backends[split.device].launch_times(program)
+            except UnsupportedError as error:
+                found[split.device] = str(error)
+            else:
+                before = found.get(split.device)
+                found[split.device] = (before if isinstance(before, list) else []) + times
+        return found
+
     def close(self) -> None:
+        self._last = None
         self.allocator.close()
         for backend in self.backends.values():
             backend.close()
@@ -194,6 +241,7 @@ class Engine:
                 here = self.allocator.buffer(plan.slots[index, split.device])
                 self.backends[split.device].write(here, self._value(plan, node))
             program.run()
+        self._last = compiled
         return compiled
 
     def _inputs(self, compiled: Compiled[Program]) -> list[tuple[int, str, str]]:

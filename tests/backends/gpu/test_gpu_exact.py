@@ -71,7 +71,7 @@ def test_values_beyond_f16_stay_finite_in_a_matrix_product() -> None:
 
 
 def windowed(layout: int, window: tuple[int, ...], n: int, fmt: str = "f32", sliding: int | None = None) -> Case:
-    return cases._windowed(f"window{layout}", layout, window, n, fmt, sliding)
+    return cases.windowed(f"window{layout}", layout, window, n, fmt, sliding)
 
 
 @pytest.mark.parametrize("fmt", KV_FORMATS)
@@ -95,7 +95,7 @@ def test_a_window_shifted_by_one_changes_the_result() -> None:
 
 @pytest.mark.parametrize("n", [1, 20])
 def test_keys_with_a_bias_of_600_stay_finite(n: int) -> None:
-    case = cases._causal("bias", 64, 2, 1, n, 30)
+    case = cases.causal("bias", 64, 2, 1, n, 30)
     got = run(case, kv_k=case.data()["kv_k"] + 600)
     assert np.isfinite(got).all()
 
@@ -111,7 +111,7 @@ def test_a_block_of_zeros_in_q8_0_stays_zero() -> None:
 @pytest.mark.parametrize("sliding", [None, 5])
 def test_rows_outside_a_query_s_window_do_not_reach_it(n: int, sliding: int | None) -> None:
     """NaN in the last row's value (and key) makes the last query NaN, and no other: 0 x NaN is never added."""
-    case = cases._causal("nan", 64, 2, 1, n, 30, sliding=sliding)
+    case = cases.causal("nan", 64, 2, 1, n, 30, sliding=sliding)
     clean = run(case)
     data = case.data(0)
     k, v = data["kv_k"].copy(), data["kv_v"].copy()
@@ -130,7 +130,7 @@ def test_rows_outside_a_query_s_window_do_not_reach_it(n: int, sliding: int | No
 @pytest.mark.parametrize("fmt", KV_FORMATS)
 def test_nan_in_a_window_is_not_hidden(fmt: str, n_cells: int) -> None:
     """Whole or split, stored in any format: a NaN reaches the result, where the check on the logits finds it."""
-    case = cases._causal("nan", 64, 2, 1, 1, 30)
+    case = cases.causal("nan", 64, 2, 1, 1, 30)
     case = Case(case.name, case.op, case.inputs, case.kind, KvFill(64, n_cells, tuple(range(31)), fmt))
     v = case.data(0)["kv_v"].copy()
     v[7, 3] = np.nan
@@ -148,7 +148,7 @@ def lengths(step: int) -> list[int]:
 def check_length(total: int, fmt: str) -> None:
     """All of `total` rows as one batch, and the last query alone, against the definition."""
     for n in {total, 1}:
-        case = cases._causal(f"length{total}", 40, 2, 1, n, total - n, fmt)
+        case = cases.causal(f"length{total}", 40, 2, 1, n, total - n, fmt)
         got = run(case)
         data = case.data(0)
         k, v = (KV_FORMATS[fmt].unpack(KV_FORMATS[fmt].pack(data[name]), 40) for name in ("kv_k", "kv_v"))
@@ -175,7 +175,7 @@ def test_every_length_to_200(fmt: str) -> None:
 
 def test_split_attention_agrees_with_whole() -> None:
     """4096 cells make 16 splits, most of them empty."""
-    case = cases._causal("split", 64, 6, 2, 1, 700)
+    case = cases.causal("split", 64, 6, 2, 1, 700)
     case = Case(case.name, case.op, case.inputs, case.kind, KvFill(128, 4096, case.kv.cells))  # type: ignore[union-attr]
     names = [launch.kernel for launch in gpu_cases.launches(case)]
     assert names[-2:] == ["attention_g4", "attention_combine"]

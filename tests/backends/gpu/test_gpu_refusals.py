@@ -103,9 +103,9 @@ def _edit(name: str, **inputs: tuple[int, ...]) -> Case:
         (_edit("kv_store/f32/96x3", x2=(4, 2, 4)), "a cell is stored twice"),
         (_edit("rope/norm/plain", x1=(0, 1, -1, 3, 4)), "positions -1 to 4"),
         (_edit("attn/one_row/f32", x1=(4,)), "layer 0: a query reads cells 0 to 4 of 4"),
-        (cases._windowed("bad", 2, (90, 101), 1, "f32", None), "a query reads cells 90 to 100 of 100"),
-        (cases._windowed("bad", 8, (95, 6, 0, 0, 0, 0, 0, 0), 1, "f32", None), "reads cells 95 to 100 of 100"),
-        (cases._windowed("bad", 8, (5, -2, 0, 0, 0, 0, 0, 0), 1, "f32", None), "a run of -2 rows"),
+        (cases.windowed("bad", 2, (90, 101), 1, "f32", None), "a query reads cells 90 to 100 of 100"),
+        (cases.windowed("bad", 8, (95, 6, 0, 0, 0, 0, 0, 0), 1, "f32", None), "reads cells 95 to 100 of 100"),
+        (cases.windowed("bad", 8, (5, -2, 0, 0, 0, 0, 0, 0), 1, "f32", None), "a run of -2 rows"),
     ],
 )
 def test_a_row_out_of_range_is_refused_before_the_launch(case: Case, reason: str) -> None:
@@ -116,7 +116,7 @@ def test_a_row_out_of_range_is_refused_before_the_launch(case: Case, reason: str
 
 def test_a_window_of_none_of_the_three_sizes_is_refused() -> None:
     with pytest.raises(GraphError, match="none of the three layouts"):
-        gpu_cases.launches(cases._windowed("bad", 8, (1, 2, 3), 1, "f32", None))
+        gpu_cases.launches(cases.windowed("bad", 8, (1, 2, 3), 1, "f32", None))
 
 
 def test_the_best_of_a_row_too_long_are_refused() -> None:

@@ -72,6 +72,17 @@ class CpuBackend(Backend):
             return f"a head of {op.head_dim} values; it needs a multiple of 8 up to {MAX_HEAD_DIM}"
         return None
 
+    def bound(self, node: Node, kind: str, f32: float) -> float:
+        if kind != "matmul":
+            return BOUNDS[kind]
+        if all(FORMATS[weight.type].block_size == 1 for weight in node.weights):
+            return BOUNDS["matmul_float"]
+        gated = isinstance(node.op, ir.Project) and node.op.epilogue in ("swiglu", "geglu")
+        return BOUNDS["gated" if gated else "matmul"]
+
+    def facts(self) -> dict[str, str]:
+        return {"instruction set": self.workspace.isa, "threads": str(self.workspace.threads)}
+
     def allocate(self, nbytes: int, label: str) -> Bytes:
         try:
             return np.zeros(nbytes, np.uint8)

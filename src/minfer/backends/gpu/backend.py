@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
+from minfer.backends.base import Backend, Bytes, Check, KvRegion, LaunchTime, Tensors
 from minfer.backends.gpu.devices.base import Bound, Step
 from minfer.backends.gpu.inputs import RowCheck, row_checks
 from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
@@ -23,13 +23,20 @@ from minfer.quants import FORMATS
 from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from minfer.backends.base import LaunchList as Listed
+    from minfer.backends.base import Program
     from minfer.backends.gpu.devices.base import Device, Recording
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
     from minfer.quants import KvFormat
+
+
+#: Largest `cases.error` of a product whose operands are rounded to tf32: 11 bits, so each is off by up to 1/2048 of
+#: itself; the largest of some thousand sums, a gated one among them, stays below ten times that.
+TF32_BOUND = 5e-3
 
 
 @dataclass(slots=True)
@@ -50,6 +57,8 @@ class GpuBackend(Backend):
     def __init__(self, device: Device, kv_format: str = "f32", name: str | None = None) -> None:
         self.device = device
         self.name = name or device.profile.name
+        self.caveat = device.caveat
+        self.runs_ahead = device.runs_ahead
         self.kv_format = parse_kv_format(kv_format)
         self.regions: dict[int, KvRegion] = {}
         self.lowered = 0
@@ -60,6 +69,19 @@ class GpuBackend(Backend):
 
     def supports(self, node: Node) -> str | None:
         return unsupported(node, self.device.profile, self.kv_format.name)
+
+    def bound(self, node: Node, kind: str, f32: float) -> float:
+        op = node.op
+        if not isinstance(op, (ir.MatMul, ir.Project)):
+            return f32
+        kernel = choose.product(self.device.profile, node.n_elements // node.shape[0]).kernel
+        return TF32_BOUND if kernel == "gemm_mma" else f32
+
+    def facts(self) -> dict[str, str]:
+        return self.device.facts()
+
+    def checks(self, *, risky: bool) -> Iterator[Check]:
+        return self.device.checks(risky=risky)
 
     # --- memory --------------------------------------------------------------------------------------------------
 
@@ -145,6 +167,18 @@ class GpuBackend(Backend):
 
     def launches(self, plan: Plan, split: Split) -> LaunchList:
         return LaunchList(tuple(self.lower(plan, split)[1]))
+
+    def prepare(self, listed: Iterable[Listed]) -> int:
+        launches = [launch for some in listed if isinstance(some, LaunchList) for launch in some.launches]
+        return self.device.prepare(launches)
+
+    def launch_times(self, program: Program) -> list[LaunchTime]:
+        assert isinstance(program, GpuProgram)
+        launches = [step.launch for step in program.steps]
+        return [
+            LaunchTime(launch.node, launch.kernel, seconds)
+            for launch, seconds in zip(launches, self.device.times(program.steps), strict=True)
+        ]
 
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Memory]) -> GpuProgram:
         context, launches = self.lower(plan, split)

@@ -8,8 +8,10 @@ are the hazards of its launches. A wait is bounded; after a fault the device ref
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from minfer.backends.gpu.devices.base import Step
     from minfer.backends.gpu.launch import Constant, Launch
     from minfer.msl.emit_cuda import Entry
+    from minfer.msl.unit import Unit
 
 INSTALL = "pip install 'minfer[cuda]'"
 #: The driver's CUDA version that graphs with programmatic edges and NVRTC's wheels need.
@@ -42,6 +45,10 @@ TIMEOUT_S = 60.0
 SPIN_S = 0.005
 #: Bytes of pinned memory through which the host writes and reads, in two halves that take turns.
 STAGING = 32 << 20
+#: Kernel variants in one compilation: few enough that the processors share the work.
+CHUNK = 20
+#: Variants in one compilation: NVRTC works on one processor, several at once use them all.
+CHUNK = 8
 #: Launches named when a wait fails.
 NAMED = 8
 
@@ -63,6 +70,17 @@ def _driver() -> Any:
     if code != driver.CUresult.CUDA_SUCCESS:
         raise UnsupportedError(f"the NVIDIA driver does not start ({code.name}): check nvidia-smi")
     return driver
+
+
+@cache
+def _functions(ordinal: int) -> dict[Variant, tuple[Any, Entry]]:
+    """Compiled kernels of a GPU. Engines of a process share them, as they share its context: neither is given back."""
+    return {}
+
+
+@cache
+def _unit(family: str) -> Unit:
+    return Library(source(family), name=f"{family}.metal", defines={"MINFER_CUDA": "1"}).unit
 
 
 class CudaBuffer:
@@ -142,13 +160,13 @@ class CudaDevice(Device):
     Raises `UnsupportedError` with what to install where there is no binding, driver, GPU or NVRTC, or one too old.
     """
 
+    runs_ahead = True
+
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self.driver = _driver()
         self._timeout_s = timeout_s
         self._dead = ""
         self._last: list[str] = []
-        self._functions: dict[Variant, tuple[Any, Entry]] = {}
-        self._modules: list[Any] = []
         version = self.call("cuDriverGetVersion")
         self.driver_version = (version // 1000, version % 1000 // 10)
         if self.driver_version < LEAST_DRIVER:
@@ -172,6 +190,7 @@ class CudaDevice(Device):
             raise UnsupportedError(f"CUDA kernels are compiled by NVRTC: {error} ({INSTALL} brings it)") from error
         # The process's own context, which others may use too; it is kept, as making one takes long.
         self._context = self.call("cuDevicePrimaryCtxRetain", self._ordinal)
+        self._functions = _functions(int(self._ordinal))
         self.call("cuCtxSetCurrent", self._context)
         self.stream = self.call("cuStreamCreate", int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._staging = int(self.call("cuMemHostAlloc", STAGING, 0))
@@ -219,6 +238,14 @@ class CudaDevice(Device):
         if self._dead:
             raise DeviceError(f"the GPU is no longer used and must be opened anew: {self._dead}")
         self.call("cuCtxSetCurrent", self._context)
+
+    def facts(self) -> dict[str, str]:
+        return {
+            "GPU": self.gpu,
+            "architecture": self._arch,
+            "driver's CUDA": _dotted(self.driver_version),
+            "NVRTC": _dotted(nvrtc.version()),
+        }
 
     # --- memory --------------------------------------------------------------------------------------------------
 
@@ -295,6 +322,14 @@ class CudaDevice(Device):
             "cuMemcpyDtoDAsync", target.address + target_offset, source.address + source_offset, nbytes, self.stream
         )
 
+    def facts(self) -> dict[str, str]:
+        nvrtc_version = _dotted(nvrtc.version())
+        return {
+            "GPU": f"{self.gpu} ({self._arch})",
+            "driver": f"CUDA {_dotted(self.driver_version)}",
+            "NVRTC": nvrtc_version,
+        }
+
     def memory(self) -> tuple[int, int] | None:
         self.check()
         free, total = self.call("cuMemGetInfo")
@@ -302,39 +337,66 @@ class CudaDevice(Device):
 
     # --- launches ------------------------------------------------------------------------------------------------
 
-    def calls(self, steps: Sequence[Step]) -> list[Call]:
-        """Launches with their functions; those that are new are compiled, the families side by side."""
+    def prepare(self, launches: Sequence[Launch]) -> int:
+        """Compile and load the variants that are new, the families side by side; how many."""
         self.check()
         wanted: dict[str, dict[Variant, Launch]] = {}
-        for step in steps:
-            launch = step.launch
+        for launch in launches:
             variant = (launch.family, launch.kernel, launch.constants)
             if variant not in self._functions:
                 wanted.setdefault(launch.family, {})[variant] = launch
-        with ThreadPoolExecutor(max(len(wanted), 1)) as pool:
-            built = list(pool.map(self._compile, wanted, wanted.values()))
-        for variants, module in zip(wanted.values(), built, strict=True):
+        parts = [
+            (family, dict(list(variants.items())[i : i + CHUNK]))
+            for family, variants in wanted.items()
+            for i in range(0, len(variants), CHUNK)
+        ]
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1) or 1) as pool:
+            built = list(pool.map(lambda part: self._compile(*part), parts))
+        for (_, variants), module in zip(parts, built, strict=True):
             loaded = self.call("cuModuleLoadData", module.cubin)
             self._modules.append(loaded)
             for variant in variants:
                 symbol, slots = module.entries[variant[1], tuple(sorted(variant[2]))]
                 self._functions[variant] = self.call("cuModuleGetFunction", loaded, symbol.encode()), slots
+        return sum(len(variants) for variants in wanted.values())
+
+    def calls(self, steps: Sequence[Step]) -> list[Call]:
+        """Launches with their functions."""
+        self.prepare([step.launch for step in steps])
         found = [self._functions[s.launch.family, s.launch.kernel, s.launch.constants] for s in steps]
         return [Call(step, *function) for step, function in zip(steps, found, strict=True)]
 
-    def _compile(self, family: str, variants: dict[Variant, Launch]) -> nvrtc.Module:
+    def _compile(self, variants: Sequence[Variant]) -> nvrtc.Module:
+        family = variants[0][0]
         try:
-            unit = Library(source(family), name=f"{family}.metal", defines={"MINFER_CUDA": "1"}).unit
-            return nvrtc.module(unit, [(kernel, dict(constants)) for _, kernel, constants in variants], self._arch)
+            wanted = [(kernel, dict(constants)) for _, kernel, constants in variants]
+            return nvrtc.module(_unit(family), wanted, self._arch)
         except MslError as error:
             raise UnsupportedError(f"{family}.metal does not compile for {self.gpu} ({self._arch}): {error}") from error
+
+    def _launch(self, c: Call) -> None:
+        params = ctypes.addressof(c.params)
+        self.call("cuLaunchKernel", c.function, *c.grid, c.threads, 1, 1, 0, self.stream, params, 0)
 
     def encode(self, steps: Sequence[Step]) -> None:
         calls = self.calls(steps)
         for c in calls:
-            params = ctypes.addressof(c.params)
-            self.call("cuLaunchKernel", c.function, *c.grid, c.threads, 1, 1, 0, self.stream, params, 0)
+            self._launch(c)
         self.submitted(calls)
+
+    def times(self, steps: Sequence[Step]) -> list[float]:
+        calls = self.calls(steps)
+        events = [self.call("cuEventCreate", 0) for _ in range(len(calls) + 1)]
+        self.call("cuEventRecord", events[0], self.stream)
+        for c, event in zip(calls, events[1:], strict=True):
+            self._launch(c)
+            self.call("cuEventRecord", event, self.stream)
+        self.submitted(calls)
+        self._finish()
+        found = [self.call("cuEventElapsedTime", a, b) / 1000 for a, b in itertools.pairwise(events)]
+        for event in events:
+            self.call("cuEventDestroy", event)
+        return found
 
     def record(self, steps: Sequence[Step]) -> CudaRecording:
         return CudaRecording(self, steps)
@@ -376,8 +438,6 @@ class CudaDevice(Device):
             self.release_graph(key)
         for address in list(self._memory):
             self.release(address)
-        for module in self._modules:
-            self.driver.cuModuleUnload(module)
         self.driver.cuMemFreeHost(self._staging)
         self.driver.cuStreamDestroy(self.stream)
         self._dead = "it was closed"
