@@ -8,6 +8,7 @@ are the hazards of its launches. A wait is bounded; after a fault the device ref
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -47,8 +48,6 @@ SPIN_S = 0.005
 STAGING = 32 << 20
 #: Kernel variants in one compilation: few enough that the processors share the work.
 CHUNK = 20
-#: Variants in one compilation: NVRTC works on one processor, several at once use them all.
-CHUNK = 8
 #: Launches named when a wait fails.
 NAMED = 8
 
@@ -322,14 +321,6 @@ class CudaDevice(Device):
             "cuMemcpyDtoDAsync", target.address + target_offset, source.address + source_offset, nbytes, self.stream
         )
 
-    def facts(self) -> dict[str, str]:
-        nvrtc_version = _dotted(nvrtc.version())
-        return {
-            "GPU": f"{self.gpu} ({self._arch})",
-            "driver": f"CUDA {_dotted(self.driver_version)}",
-            "NVRTC": nvrtc_version,
-        }
-
     def memory(self) -> tuple[int, int] | None:
         self.check()
         free, total = self.call("cuMemGetInfo")
@@ -337,34 +328,27 @@ class CudaDevice(Device):
 
     # --- launches ------------------------------------------------------------------------------------------------
 
-    def prepare(self, launches: Sequence[Launch]) -> int:
-        """Compile and load the variants that are new, the families side by side; how many."""
-        self.check()
-        wanted: dict[str, dict[Variant, Launch]] = {}
-        for launch in launches:
-            variant = (launch.family, launch.kernel, launch.constants)
-            if variant not in self._functions:
-                wanted.setdefault(launch.family, {})[variant] = launch
-        parts = [
-            (family, dict(list(variants.items())[i : i + CHUNK]))
-            for family, variants in wanted.items()
-            for i in range(0, len(variants), CHUNK)
-        ]
-        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1) or 1) as pool:
-            built = list(pool.map(lambda part: self._compile(*part), parts))
-        for (_, variants), module in zip(parts, built, strict=True):
-            loaded = self.call("cuModuleLoadData", module.cubin)
-            self._modules.append(loaded)
-            for variant in variants:
-                symbol, slots = module.entries[variant[1], tuple(sorted(variant[2]))]
-                self._functions[variant] = self.call("cuModuleGetFunction", loaded, symbol.encode()), slots
-        return sum(len(variants) for variants in wanted.values())
-
     def calls(self, steps: Sequence[Step]) -> list[Call]:
-        """Launches with their functions."""
+        """Launches with their functions; those that are new are compiled, the families side by side."""
         self.prepare([step.launch for step in steps])
         found = [self._functions[s.launch.family, s.launch.kernel, s.launch.constants] for s in steps]
         return [Call(step, *function) for step, function in zip(steps, found, strict=True)]
+
+    def prepare(self, launches: Sequence[Launch]) -> int:
+        self.check()
+        wanted: dict[str, list[Variant]] = {}
+        for variant in dict.fromkeys((v.family, v.kernel, v.constants) for v in launches):
+            if variant not in self._functions:
+                wanted.setdefault(variant[0], []).append(variant)
+        parts = [some[i : i + CHUNK] for some in wanted.values() for i in range(0, len(some), CHUNK)]
+        with ThreadPoolExecutor(max(1, min(len(parts), os.cpu_count() or 1))) as pool:
+            built = list(pool.map(self._compile, parts))
+        for part, module in zip(parts, built, strict=True):
+            loaded = self.call("cuModuleLoadData", module.cubin)
+            for variant in part:
+                symbol, slots = module.entries[variant[1], tuple(sorted(variant[2]))]
+                self._functions[variant] = self.call("cuModuleGetFunction", loaded, symbol.encode()), slots
+        return sum(map(len, parts))
 
     def _compile(self, variants: Sequence[Variant]) -> nvrtc.Module:
         family = variants[0][0]
