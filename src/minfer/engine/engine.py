@@ -233,7 +233,7 @@ class Engine:
             "window": rows.window,
             "tail_ids": np.arange(n - m, n, dtype=np.int32),
         }
-        for index, device, kind in self._inputs(compiled):
+        for index, device, kind in plan.inputs:
             self.backends[device].write(self.allocator.buffer(plan.slots[index, device]), inputs[kind])
         for split, program in zip(plan.splits, compiled.programs, strict=True):
             for index in split.receives:
@@ -243,11 +243,6 @@ class Engine:
             program.run()
         self._last = compiled
         return compiled
-
-    def _inputs(self, compiled: Compiled[Program]) -> list[tuple[int, str, str]]:
-        """(node, device, kind) of every input that a plan takes."""
-        nodes = compiled.plan.graph.nodes
-        return [(i, device, op.kind) for i, device in compiled.plan.slots if isinstance(op := nodes[i].op, Input)]
 
     def _value(self, plan: Plan, node: Node) -> npt.NDArray[Any]:
         """A copy of a node's value, numpy shape (the logical shape reversed)."""
