@@ -167,9 +167,12 @@ def test_the_list_runs_every_kernel() -> None:
     """On a device with every tier, or on one without those that a device must ask for."""
     ran = set()
     for profile in PROFILES:
+        families = set()
         for case in CASES:
             gpu = gpu_cases.backend(case)
             gpu.device.profile = profile
             launched = [v for some in cases.Opened(case, gpu).launches() for v in some.launches]
             ran |= {launch.kernel for launch in launched}
+            families |= {launch.family for launch in launched}
+        assert families == set(FAMILIES) - choose.left_out(profile)
     assert ran == {name for family in FAMILIES for name in simulator.library(family).kernel_names}
