@@ -98,13 +98,13 @@ def attention() -> str:
             f"(CUDA: cells / 64, 1 to {choose.MAX_SPLITS}), then combined (one part needs no combining)",
         ),
         (
-            f"from {choose.TILED_MIN_QUERIES}",
-            "causal",
+            ", ".join(f"from {n} ({WINDOW_LAYOUTS[layout]})" for layout, n in choose.TILED_MIN_QUERIES.items()),
+            "causal, span",
             "`attention_tiled`",
-            "8 queries of a head share tiles of 64 rows",
+            "8 queries of a head share tiles of 64 rows, as far as one of them reads them",
         ),
         (
-            f"from {choose.TILED_MIN_QUERIES}",
+            f"from {choose.SPLIT_MAX_QUERIES + 1}",
             "span, map",
             groups,
             "each query reads its own rows, however far apart",

@@ -122,6 +122,10 @@ class Backend(ABC):
     def weight_bytes(self, weight: Weight) -> int:
         """Bytes of device memory that `weight` takes beyond the mapped file."""
 
+    def scratch_bytes(self, plan: Plan, n_cells: int) -> int:
+        """Bytes that `plan`, and steps of fewer tokens, take beyond values, weights and KV rows of `n_cells`."""
+        return 0
+
     @abstractmethod
     def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
         """Reserve the KV rows of a layer."""

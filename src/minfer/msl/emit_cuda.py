@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from .unit import Instance, Kernel, Param, ThreadgroupVar, Unit
 
 
+#: A kernel that calls this function of its source waits there for the launches before it, not where it begins.
+WAIT = "wait_for_those_before"
+
+
 @dataclass(frozen=True)
 class Entry:
     """How a kernel is called: the slots of its buffers and of its [[threadgroup(n)]] memory, in call order, and which

@@ -78,9 +78,11 @@ QUICK = (
     "head_rope_store/norm/q8_0/head64/biased/normed",
     "attn/map/q8_0/sliding5",
     "attn/span/f16/full",
+    "attn/spans/two/f16",
     "attn/sliding3/decode",
     "attn/sliding16/prefill",
     "attn/decode1000",
+    "attn/few_of_many_cells/q8_0",
     "project/norm_qkv/n1",
     "project/bias/n2",
     "project/add/n3",
@@ -90,6 +92,7 @@ QUICK = (
     "project/swiglu/BF16/n33",
 )
 LONG = ("/constant_v/",)
+SHORT = [case for case in CASES if not any(part in case.name for part in LONG)]
 
 
 def check(case: Case, order: str) -> None:
@@ -106,6 +109,14 @@ def test_the_quick_list_has_every_kernel() -> None:
     every = gpu_cases.variants(CASES)
     missing = {launch.kernel for launch in every} - {launch.kernel for launch in listed}
     assert missing <= {"attention_g1", "attention_g4", "attention_g8", "copy_strided"}, "instances of kernels listed"
+
+
+def test_the_checked_cases_have_every_variant() -> None:
+    every, checked = (
+        {(launch.family, launch.kernel, launch.constants) for launch in gpu_cases.variants(some)}
+        for some in (CASES, SHORT)
+    )
+    assert every == checked
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +137,7 @@ def compiled_checked() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_checked")
-@pytest.mark.parametrize("case", [c for c in CASES if not any(part in c.name for part in LONG)], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
 def test_checked_all(case: Case) -> None:
     check(case, "backward")
 

@@ -27,13 +27,22 @@ def run(case: Case, weights: dict[str, np.ndarray[Any, Any]] | None = None, **in
     return np.asarray(cases.run(case, gpu_cases.backend(case))[0])
 
 
-@pytest.mark.parametrize("n", [1, 9])
+@pytest.mark.parametrize("n", [1, 8])
 def test_constants_through_norm_and_matmul(n: int) -> None:
     """A constant vector normalizes to ones; 0.5 (gain) x 0.25 (weight) x 4096 (terms) is 512, exactly."""
     op = ir.Project((Weight("w", "F16", (4096, 3)),), (Weight("g", "F32", (4096,)), 0.0))
     case = Case("constants", op, (Value((4096, n), fill=7.0),), "matmul")
     weights = {"w": np.full((3, 4096), 0.25), "g": np.full((1, 4096), 0.5)}
     assert np.array_equal(run(case, weights), np.full((n, 3), 512, np.float32))
+
+
+def test_constants_through_norm_then_many_products() -> None:
+    """The same in two launches, as many tokens take it."""
+    gain = ir.RmsNorm(Weight("g", "F32", (4096,)), 0.0)
+    normed = run(Case("norm", gain, (Value((4096, 9), fill=7.0),), "norm"), {"g": np.full((1, 4096), 0.5)})
+    assert np.array_equal(normed, np.full((9, 4096), 0.5, np.float32))
+    case = Case("constants", ir.MatMul(Weight("w", "F16", (4096, 3))), (Value((4096, 9)),), "matmul")
+    assert np.array_equal(run(case, {"w": np.full((3, 4096), 0.25)}, x0=normed), np.full((9, 3), 512, np.float32))
 
 
 @pytest.mark.parametrize("type_", ["F16", "BF16"])
@@ -173,3 +182,17 @@ def test_split_attention_agrees_with_whole() -> None:
     got = run(case)
     want = cases.run(case, ReferenceBackend())[0]
     assert cases.error(got, want) < cases.BOUNDS["attention"]
+
+
+@pytest.mark.parametrize("fmt", KV_FORMATS)
+def test_tiles_read_the_rows_of_their_queries_and_no_others(fmt: str) -> None:
+    """Spans of two sequences far apart: the rows between, and in the tiles beside, are never touched."""
+    case = gpu_cases.by_name(f"attn/spans/two/{fmt}")
+    gpu = gpu_cases.backend(case, check=True)
+    cases.run(case, gpu)
+    (tiled,) = [(s, r) for s, r in gpu.device.reports if s.launch.kernel == "attention_tiled"]  # type: ignore[attr-defined]
+    spans = np.array(case.inputs[2].integers).reshape(-1, 2)
+    rows = {cell for low, high in spans for cell in range(low, high)}
+    assert case.kv
+    for slot in (4, 5):
+        assert tiled[1].counters.read_distinct[slot] == len(rows) * KV_FORMATS[fmt].row_bytes(case.kv.n_values)

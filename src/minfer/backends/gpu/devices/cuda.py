@@ -8,6 +8,7 @@ are the hazards of its launches. A wait is bounded; after a fault the device ref
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -357,12 +358,29 @@ class CudaDevice(Device):
         except MslError as error:
             raise UnsupportedError(f"{family}.metal does not compile for {self.gpu} ({self._arch}): {error}") from error
 
+    def _launch(self, c: Call) -> None:
+        params = ctypes.addressof(c.params)
+        self.call("cuLaunchKernel", c.function, *c.grid, c.threads, 1, 1, 0, self.stream, params, 0)
+
     def encode(self, steps: Sequence[Step]) -> None:
         calls = self.calls(steps)
         for c in calls:
-            params = ctypes.addressof(c.params)
-            self.call("cuLaunchKernel", c.function, *c.grid, c.threads, 1, 1, 0, self.stream, params, 0)
+            self._launch(c)
         self.submitted(calls)
+
+    def times(self, steps: Sequence[Step]) -> list[float]:
+        calls = self.calls(steps)
+        events = [self.call("cuEventCreate", 0) for _ in range(len(calls) + 1)]
+        self.call("cuEventRecord", events[0], self.stream)
+        for c, event in zip(calls, events[1:], strict=True):
+            self._launch(c)
+            self.call("cuEventRecord", event, self.stream)
+        self.submitted(calls)
+        self._finish()
+        found = [self.call("cuEventElapsedTime", a, b) / 1000 for a, b in itertools.pairwise(events)]
+        for event in events:
+            self.call("cuEventDestroy", event)
+        return found
 
     def record(self, steps: Sequence[Step]) -> CudaRecording:
         return CudaRecording(self, steps)

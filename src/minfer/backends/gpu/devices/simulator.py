@@ -21,6 +21,7 @@ from minfer.msl.library import Kernel, Library
 from minfer.msl.recording import Bound as NativeBound
 from minfer.msl.recording import Launch as NativeLaunch
 from minfer.msl.recording import Recording as NativeRecording
+from minfer.msl.runtime import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,13 +85,15 @@ class SimulatorDevice(Device):
     """`check` runs every launch with all checks and keeps a report of each in `reports`; a finding raises.
 
     `order` (forward, backward, shuffled by `seed`, lockstep) is the order of lanes, threadgroups and launches that no
-    barrier orders.
+    barrier orders. A launch of which no threadgroup ends for `timeout` seconds is given up.
     """
 
     caveat = "software: nothing about a GPU's speed"
 
-    def __init__(self, *, check: bool = False, order: str = "forward", seed: int = 0) -> None:
-        self._device = SoftwareDevice(check=check, count=check, order=order, seed=seed)
+    def __init__(
+        self, *, check: bool = False, order: str = "forward", seed: int = 0, timeout: float = TIMEOUT_S
+    ) -> None:
+        self._device = SoftwareDevice(check=check, count=check, order=order, seed=seed, timeout=timeout)
         self.profile = Profile(
             "simulator",
             unified_memory=True,
@@ -101,7 +104,7 @@ class SimulatorDevice(Device):
         )
         self.reports: list[tuple[Step, Report]] = []
         self.encoded = self.recorded = 0
-        self._dead = ""
+        self._dead, self._closed = "", False
 
     def facts(self) -> dict[str, str]:
         try:
@@ -148,6 +151,8 @@ class SimulatorDevice(Device):
 
     def synchronize(self) -> None:
         """A run returns when it is done; what is left is whether it ended well."""
+        if self._closed:
+            raise DeviceError("the simulator is closed")
         if self._dead:
             raise DeviceError(f"the simulator stopped at an earlier fault: {self._dead}")
 
@@ -159,6 +164,8 @@ class SimulatorDevice(Device):
             return None
 
     def close(self) -> None:
+        """Recordings end with it: running one is an error from now on."""
+        self._closed = True
         self.reports.clear()
 
     # --- launches in the software device's form ------------------------------------------------------------------

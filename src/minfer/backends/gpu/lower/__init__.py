@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from minfer.backends.gpu.lower import attention, heads, project, simple
+from minfer.backends.gpu.lower import attention, choose, heads, project, simple
 from minfer.backends.gpu.lower.context import Context, Lower, Profile, Region
 from minfer.errors import GraphError
 from minfer.graph import ir
@@ -84,6 +84,9 @@ def unsupported(node: Node, profile: Profile, kv_format: str) -> str | None:
         return f"head_rope_store packs q8_0 by heads; a head of {op.rope.head_dim} is not whole blocks of 32"
     if isinstance(op, (ir.View, ir.Permute)) and len(node.shape) > 4:
         return f"copy_strided takes up to 4 axes, found {len(node.shape)}"
+    tokens = math.prod(node.shape[1:])
+    if isinstance(op, ir.Project) and op.norm and tokens > choose.NORM_MAX_TOKENS:
+        return f"a norm joined to a product of {tokens} tokens; kernels take up to {choose.NORM_MAX_TOKENS}"
     if isinstance(op, ir.TopK) and op.k > simple.MAX_TOP_K:
         return f"the best {op.k} of a row; top_parts gives up to {simple.MAX_TOP_K}"
     if node.n_elements >= 1 << 31:

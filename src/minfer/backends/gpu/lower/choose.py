@@ -26,6 +26,8 @@ class Choice:
 
 MANY = 1 << 30
 
+#: A norm joins products of up to this many tokens; beyond, each tile of a product would compute it again.
+NORM_MAX_TOKENS = 8
 #: Tiers that a device must ask for (`Profile.extra`): they pay where that device's hardware is.
 EXTRA = ("wide", "mma")
 
@@ -38,7 +40,7 @@ PRODUCTS = (
     Choice("project_t8", "matvec", 8, 2, 8, "the same weights for eight tokens"),
     Choice("gemm_mma", "mma", MANY, 64, 64, "CUDA: tensor cores, operands rounded to tf32; no norm prologue"),
     Choice("gemm", "gemm", MANY, 64, 32, "bound by arithmetic: simdgroup matrices; no norm prologue"),
-    Choice("project_t8", "any", MANY, 2, 8, "eight tokens at a time, where gemm is off or a norm is joined"),
+    Choice("project_t8", "any", MANY, 2, 8, "eight tokens at a time, where gemm is off"),
 )
 
 #: Query heads that share the keys of one KV head in a threadgroup: the first that holds the group, else the last.
@@ -49,14 +51,15 @@ SPLIT_MAX_QUERIES = 8
 #: The most splits on any device; how many of the KV region's rows a split has is the profile's. Fixed when a program is
 #: made, whatever the window holds then.
 MAX_SPLITS = 128
-#: From this many queries on, attention over causal windows is tiled: 8 queries share the keys. Queries with windows of
-#: their own (spans, maps) read their own rows only, each for itself.
-TILED_MIN_QUERIES = 9
+#: From this many queries on, attention is tiled: 8 queries share the keys. Causal windows are of one sequence; fewer
+#: spans are taken for a token each of several sequences, and maps for rows that are not side by side: there each query
+#: reads its own rows for itself.
+TILED_MIN_QUERIES = {0: 9, 2: 33}
 
 TIERS = ("gemm", "split", "tiled", *EXTRA)
 
 
-def product(profile: Profile, n_tokens: int, *, norm: bool, coded: bool = True) -> Choice:
+def product(profile: Profile, n_tokens: int, *, coded: bool = True) -> Choice:
     """The kernel for a matrix product of `n_tokens`; `coded` says that all weights are blocks of codes, none plain."""
     for choice in PRODUCTS:
         if n_tokens > choice.max_tokens or choice.tier in profile.off:
@@ -65,7 +68,7 @@ def product(profile: Profile, n_tokens: int, *, norm: bool, coded: bool = True) 
             continue
         if choice.tier == "wide" and not coded:
             continue
-        if choice.tier in ("gemm", "mma") and (norm or not profile.simd_matrix):
+        if choice.tier in ("gemm", "mma") and not profile.simd_matrix:
             continue
         return choice
     raise AssertionError("the last row serves everything")
@@ -101,7 +104,8 @@ def left_out(profile: Profile) -> frozenset[str]:
 
 def tiled(profile: Profile, n_queries: int, window: int) -> bool:
     """Whether attention runs over tiles of queries."""
-    return n_queries >= TILED_MIN_QUERIES and window == 0 and profile.simd_matrix and "tiled" not in profile.off
+    many = window in TILED_MIN_QUERIES and n_queries >= TILED_MIN_QUERIES[window]
+    return many and profile.simd_matrix and "tiled" not in profile.off
 
 
 def tiers_off(text: str | None = None) -> frozenset[str]:

@@ -57,7 +57,7 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     if op.norm:
         bindings.append(c.weight(2, op.norm[0]))
     coded = all(FORMATS[w.type].block_size > 1 for w in op.segments)
-    choice = choose.product(c.profile, n_tokens, norm=op.norm is not None, coded=coded)
+    choice = choose.product(c.profile, n_tokens, coded=coded)
     family = choice.kernel
     if choice.tier in ("gemm", "mma"):
         rows = choice.rows // 2 if glu else choice.rows
