@@ -96,6 +96,12 @@ def wide_attention(profile: Profile, n_queries: int) -> bool:
     return n_queries <= SPLIT_MAX_QUERIES and "wide" in profile.extra and "wide" not in profile.off
 
 
+def left_out(profile: Profile) -> frozenset[str]:
+    """Families of kernels that a device never launches: those of the tiers that it does not ask for."""
+    products = {choice.kernel for choice in PRODUCTS if choice.tier in EXTRA and choice.tier not in profile.extra}
+    return frozenset(products if "wide" in profile.extra else {*products, "attention_wide"})
+
+
 def tiled(profile: Profile, n_queries: int, window: int) -> bool:
     """Whether attention runs over tiles of queries."""
     many = window in TILED_MIN_QUERIES and n_queries >= TILED_MIN_QUERIES[window]
