@@ -42,22 +42,34 @@ template <uint N> inline uint owner(uint lane) {
     return found;
 }
 
+// The codes of R rows, and with swiglu and geglu of the same rows of the second matrix. A row past the last is the last one
+// again: its sum is not used.
+inline void load_rows(ushort type, device const uchar * w, uint row_bytes, ushort up_type, device const uchar * up, uint up_bytes,
+                      uint rows, uint row0, uint n_in, uint step, uint lane, thread codes8 (&to)[2 * R]) {
+    for (uint r = 0; r < R; r++) {
+        const ulong row = min(row0 + r, rows - 1);
+        to[r] = load8(type, w + row * row_bytes, n_in, step, lane);
+        if (has_glu) to[R + r] = load8(up_type, up + row * up_bytes, n_in, step, lane);
+    }
+}
+
 // Adds to v[r] the lane's part of weight row row0 + r times the inputs that stand in threadgroup memory, `at` in the row
-// and n of them: steps part, part + across, ...; with swiglu and geglu to v[R + r] that of the second matrix. A row past
-// the last reads the last one again: its sum is not used.
+// and n of them: steps part, part + across, ...; with swiglu and geglu to v[R + r] that of the second matrix.
 inline void row_products(ushort type, device const uchar * w, uint row_bytes, ushort up_type, device const uchar * up, uint up_bytes,
                          uint rows, uint row0, threadgroup const input4 * x, threadgroup const float * block_steps, uint at, uint n,
                          uint n_in, uint part, uint lane, thread float (&v)[2 * R]) {
-    const uint steps = (n + 255) / 256;
+    const uint steps = (n + 255) / 256, sides = has_glu ? 2 : 1;
+    codes8 next[2 * R], now[2 * R];  // the codes of the next step are under way while those of this one are multiplied
+    load_rows(type, w, row_bytes, up_type, up, up_bytes, rows, row0, n_in, part + at / 256, lane, next);
     for (uint step = part; step < steps; step += across) {
-        for (uint side = 0; side < (has_glu ? 2 : 1); side++) {
+        for (uint i = 0; i < sides * R; i++) now[i] = next[i];
+        load_rows(type, w, row_bytes, up_type, up, up_bytes, rows, row0, n_in, step + across + at / 256, lane, next);
+        for (uint side = 0; side < sides; side++) {
             const ushort t = side == 0 ? type : up_type;
-            device const uchar * first = side == 0 ? w : up;
-            const uint bytes = side == 0 ? row_bytes : up_bytes, p = 256 * step + place8(t, lane), q = p + apart8(t);
+            const uint p = 256 * step + place8(t, lane), q = p + apart8(t);
             const input4 a = x[p / 4], b = x[q / 4];
             const float sa = block_steps[p / 32], sb = block_steps[q / 32];
-            for (uint r = 0; r < R; r++)
-                v[R * side + r] += dot8(t, first + ulong(min(row0 + r, rows - 1)) * bytes, n_in, step + at / 256, lane, a, b, sa, sb);
+            for (uint r = 0; r < R; r++) v[R * side + r] += dot8(t, now[R * side + r], lane, a, b, sa, sb);
         }
     }
 }
@@ -73,6 +85,7 @@ inline void prefetch_rows(device const uchar * w, uint row_bytes, uint rows, uin
 // segment, then the next that no other takes. 128 threads. `across` simdgroups own R rows and add their sums in order. The
 // order of a sum depends on the row's length and `across`, which is chosen by that length. Inputs (normed, where there is a
 // norm) are made whole numbers in threadgroup memory, all at once or chunk by chunk.
+[[max_total_threads_per_threadgroup(128)]]
 kernel void project_wide(constant project_args & a [[buffer(0)]], device const float * x [[buffer(1)]],
                          device const float * gain [[buffer(2), function_constant(has_norm)]], device const uchar * w0 [[buffer(3)]],
                          device const uchar * w1 [[buffer(4), function_constant(has_1)]],
