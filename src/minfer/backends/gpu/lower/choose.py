@@ -74,11 +74,6 @@ def product(profile: Profile, n_tokens: int, *, coded: bool = True) -> Choice:
     raise AssertionError("the last row serves everything")
 
 
-def wide(n_in: int) -> int:
-    """Simdgroups of `project_wide` that share rows of this length, as measured on an H200."""
-    return 2 if n_in <= 1024 else 1 if n_in <= 4096 else 2 if n_in <= 8192 else 4
-
-
 def head_group(group: int) -> int:
     """Query heads a threadgroup, for `group` query heads a KV head."""
     return next((g for g in HEAD_GROUPS if group <= g), HEAD_GROUPS[-1])
