@@ -47,7 +47,7 @@ class Attn : public Operation {
     if (!split_) return run_tiles(thread);
     float* partials = reinterpret_cast<float*>(thread.shared);
     const int64_t n_parts = static_cast<int64_t>(parts_.size());
-    share(0, n_parts * a_.n_kv_head, [&](int64_t task) {
+    share(thread, 0, n_parts * a_.n_kv_head, [&](int64_t task) {
       // Parts of one KV head after another: their rows lie side by side in memory, its heads' sums do not.
       const Part& part = parts_[task % n_parts];
       const int64_t kv_head = task / n_parts, head = kv_head * group_;
@@ -60,7 +60,7 @@ class Attn : public Operation {
     });
     if (n_parts == a_.n) return;
     thread.pool.barrier();
-    share(1, a_.n * a_.n_head, [&](int64_t task) {
+    share(thread, 1, a_.n * a_.n_head, [&](int64_t task) {
       const int64_t query = task / a_.n_head, head = task % a_.n_head, first = first_part_[query];
       if (whole(query)) return;
       thread.k.join_partials(partials + (first * a_.n_head + head) * part_floats_, first_part_[query + 1] - first,
@@ -167,7 +167,7 @@ class Attn : public Operation {
 
   void run_tiles(Thread& thread) {
     const int64_t n_tiles = static_cast<int64_t>(tiles_.size());
-    share(0, n_tiles * a_.n_kv_head, [&](int64_t task) {
+    share(thread, 0, n_tiles * a_.n_kv_head, [&](int64_t task) {
       // Last tiles first: in a causal prefill they are the long ones.
       const Tile& t = tiles_[n_tiles - 1 - task / a_.n_kv_head];
       const AttendTile tile = tile_of(t.first, task % a_.n_kv_head, windows_.data() + t.first, t.count);

@@ -27,21 +27,26 @@ MINFER_INLINE void store_groups(const F8 rows[8], int n, float* out) {
   for (int i = 0; i < n; ++i) store(out + i * kPanelRows, words[i]);
 }
 
-// Rows from r on that are not below `end` are zero.
+// Rows from r on that are not below r1 are zero.
 template <class C>
-void unpack_panel(const Matrix& w, int64_t r, int64_t end, const Panel& panel) {
+void unpack_panel(const Matrix& w, int64_t r, int64_t r1, const Panel& panel) {
   constexpr int kParts = 32 / C::kGroup;
   const int64_t n_blocks = w.n_in / 32;
   for (int set = 0; set < kPanelRows; set += 8) {
     for (int64_t b = 0; b < n_blocks; b += 8) {
       const int n = static_cast<int>(n_blocks - b < 8 ? n_blocks - b : 8);
       const uint8_t* p[8];
+      uint8_t end[8][C::kChunkBytes];
       F8 d[kParts][8], m[kParts][8];
       for (int i = 0; i < 8; ++i) {
         const int64_t row = r + set + i;
-        p[i] = row < end ? w.data + row * w.row_bytes + b / 8 * C::kChunkBytes : nullptr;
+        p[i] = row < r1 ? w.data + row * w.row_bytes + b / 8 * C::kChunkBytes : nullptr;
         Scales s{};
-        if (p[i]) C::scales(p[i], n, s);
+        if (p[i] && n < 8) {
+          std::memset(end[i], 0, sizeof end[i]);
+          p[i] = static_cast<const uint8_t*>(std::memcpy(end[i], p[i], n * C::kChunkBytes / 8));
+        }
+        if (p[i]) chunk_scales<C>(p[i], s);
         for (int part = 0; part < kParts; ++part) d[part][i] = s.d[part], m[part][i] = s.m[part];
       }
       for (int part = 0; part < kParts; ++part) {
@@ -52,7 +57,7 @@ void unpack_panel(const Matrix& w, int64_t r, int64_t end, const Panel& panel) {
       }
       for (int j = 0; j < n; ++j) {
         W8 words[8];
-        for (int i = 0; i < 8; ++i) words[i] = p[i] ? bits<W8>(C::codes(p[i], j)) : W8{};
+        for (int i = 0; i < 8; ++i) words[i] = p[i] ? bits<W8>(chunk_codes<C>(p[i], j)) : W8{};
         transpose8(words);
         for (int i = 0; i < 8; ++i) store(panel.codes + (((b + j) * 8 + i) * kPanelRows + set) * 4, words[i]);
       }

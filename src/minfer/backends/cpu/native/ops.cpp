@@ -24,8 +24,8 @@ class Embed : public Operation {
     writes(out, 4 * n * w.n_in);
   }
   void prepare() override { check_ids(name, "token id", ids_, n_, w_.n_out); }
-  void run(Thread&) override {
-    share(0, n_, [&](int64_t i) { dequantize_row(w_.type, w_.data + ids_[i] * w_.row_bytes, w_.n_in, out_ + i * w_.n_in); });
+  void run(Thread& thread) override {
+    share(thread, 0, n_, [&](int64_t i) { dequantize_row(w_.type, w_.data + ids_[i] * w_.row_bytes, w_.n_in, out_ + i * w_.n_in); });
   }
 
  private:
@@ -42,8 +42,8 @@ class GetRows : public Operation {
     reads(x, 4 * n_rows * d), writes(out, 4 * n * d);
   }
   void prepare() override { check_ids(name, "row", ids_, n_, rows_); }
-  void run(Thread&) override {
-    share(0, n_, [&](int64_t i) { std::memcpy(out_ + i * d_, x_ + ids_[i] * d_, 4 * d_); });
+  void run(Thread& thread) override {
+    share(thread, 0, n_, [&](int64_t i) { std::memcpy(out_ + i * d_, x_ + ids_[i] * d_, 4 * d_); });
   }
 
  private:
@@ -60,7 +60,7 @@ class Over : public Operation {
  public:
   Over(int64_t n, int64_t step, F f, std::vector<Range> touched) : n_(n), step_(step), f_(f) { ranges = std::move(touched); }
   void run(Thread& thread) override {
-    share(0, (n_ + step_ - 1) / step_,
+    share(thread, 0, (n_ + step_ - 1) / step_,
           [&](int64_t task) { f_(thread.k, task * step_, std::min(step_, n_ - task * step_)); });
   }
 
@@ -128,8 +128,8 @@ class KvStore : public Operation {
                       thread.k.pack_kv(kv_.format, v_ + i * kv_.n_values, kv_.n_values, kv_.v + at, kv_.row_bytes);
       if (!ok) ok_.store(false, std::memory_order_relaxed);
     };
-    if (distinct_) share(0, n_, store);
-    else share(0, 1, [&](int64_t) { for (int64_t i = 0; i < n_; ++i) store(i); });
+    if (distinct_) share(thread, 0, n_, store);
+    else share(thread, 0, 1, [&](int64_t) { for (int64_t i = 0; i < n_; ++i) store(i); });
   }
   void finish() override {
     if (!ok_.load(std::memory_order_relaxed)) beyond_format(name, kv_);
@@ -153,9 +153,9 @@ class FillRopeTable : public Operation {
     t_->cos.resize(floats), t_->sin.resize(floats);
     writes(t_->cos.data(), 4 * floats), writes(t_->sin.data(), 4 * floats);
   }
-  void run(Thread&) override {
+  void run(Thread& thread) override {
     const int64_t pairs = static_cast<int64_t>(t_->inverse.size());
-    share(0, t_->n, [&](int64_t i) {
+    share(thread, 0, t_->n, [&](int64_t i) {
       for (int64_t j = 0; j < pairs; ++j) {
         const double angle = static_cast<double>(t_->positions[i]) * t_->inverse[j];
         t_->cos[i * pairs + j] = static_cast<float>(std::cos(angle) * t_->magnitude);
@@ -192,8 +192,8 @@ class HeadRopeStore : public Operation {
   }
   void run(Thread& thread) override {
     // A task is a token's q, k or v.
-    if (distinct_) share(0, 3 * a_.n, [&](int64_t task) { part(thread, task / 3, task % 3); });
-    else share(0, 1, [&](int64_t) { for (int64_t task = 0; task < 3 * a_.n; ++task) part(thread, task / 3, task % 3); });
+    if (distinct_) share(thread, 0, 3 * a_.n, [&](int64_t task) { part(thread, task / 3, task % 3); });
+    else share(thread, 0, 1, [&](int64_t) { for (int64_t task = 0; task < 3 * a_.n; ++task) part(thread, task / 3, task % 3); });
   }
   void finish() override {
     if (!ok_.load(std::memory_order_relaxed)) beyond_format(name, a_.kv);
