@@ -10,10 +10,10 @@ constexpr int kAttendQueries = 16; // most queries in a tile
 
 struct AttendTile {
   const KvRows* kv;
-  int64_t kv_at;       // where the KV head begins in a row, in values
-  const float* q;      // the first query's first head of this KV head
-  float* out;          // likewise
-  int64_t q_stride;    // between queries
+  int first_kv_head, n_kv_heads;
+  const float* q;  // of the first query's head 0
+  float* out;      // likewise
+  int64_t q_stride;  // between queries
   const Window* windows;
   int n_queries, group, head_dim;
   float scale, softcap;  // softcap 0: none
