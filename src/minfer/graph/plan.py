@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minfer.graph.allocate import Allocator, Slot, Split, splits_of
 from minfer.graph.assign import Device, assign
 from minfer.graph.fuse import fuse
-from minfer.graph.ir import Graph, GraphParams, Node, Weight, describe
+from minfer.graph.ir import Graph, GraphParams, Input, Node, Weight, describe
 from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class Plan:
 
     def slot(self, node: Node) -> Slot:
         return self.slots[node.index, node.device]
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[int, str, str], ...]:
+        """(node, device, kind) of every input, once for each device that reads it."""
+        nodes = self.graph.nodes
+        return tuple((i, device, op.kind) for i, device in self.slots if isinstance(op := nodes[i].op, Input))
 
     @property
     def pool_bytes(self) -> int:
