@@ -80,12 +80,12 @@ class LlamaCpp:
         self.ctx = c.llama_init_from_model(self.model, params)
         self.memory = c.llama_get_memory(self.ctx)
         self.n_vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
-        self.past = 0
+        self.past = self.batched = 0
         self.one = c.llama_batch_init(512, 0, n_seq)
 
     def fill(self, depth: int) -> None:
         self.c.llama_memory_seq_rm(self.memory, -1, -1, -1)
-        self.past = 0
+        self.past = self.batched = 0
         while self.past < depth:
             self._decode([(1, self.past + i, 0) for i in range(min(512, depth - self.past))])
 
@@ -115,10 +115,14 @@ class LlamaCpp:
         return self._argmax(-1)
 
     def batch(self, n_seq: int, step: int) -> None:
-        if step == 0:
+        if step == 0 and self.batched != n_seq:  # filled once; later rounds go back to its end
             self.fill(0)
             for seq in range(n_seq):
                 self._decode([(1, i, seq) for i in range(PAST)])
+            self.batched = n_seq
+        elif step == 0:
+            for seq in range(n_seq):
+                self.c.llama_memory_seq_rm(self.memory, seq, PAST, -1)
         self._decode([(100 + s, PAST + step, s) for s in range(n_seq)], every=True)
         for s in range(n_seq):
             self._argmax(s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from minfer.engine.engine import Engine
@@ -11,11 +12,9 @@ from minfer.engine.sampler import Sampling
 from minfer.errors import RequestError
 from minfer.gguf import open_model
 from minfer.models import load_architecture
-from minfer.sources import resolve
-from minfer.text import ChatTemplate, Tokenizer
+from minfer.text import Tokenizer
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from minfer.graph.allocate import Split
     from minfer.models import Transformer
     from minfer.sources import Progress
+    from minfer.text import ChatTemplate
 
 #: Cells of the KV cache where the caller names no number and the model was trained for at least as many.
 DEFAULT_N_CTX = 4096
@@ -58,8 +58,12 @@ def load(
     >>> text
     ' Paris'
     """
-    path = resolve(None if model is None else str(model), progress=progress)
-    file = open_model(path)
+    if model is not None and os.path.isfile(model):
+        file = open_model(model)
+    else:
+        from minfer.sources import resolve
+
+        file = open_model(resolve(None if model is None else str(model), progress=progress))
     try:
         arch = load_architecture(file)
         if n_ctx is None:
@@ -139,6 +143,8 @@ class Model:
     def template(self) -> ChatTemplate:
         """The file's chat template. Raises `TemplateError` where it has none."""
         if self._template is None:
+            from minfer.text import ChatTemplate
+
             self._template = ChatTemplate.from_metadata(self.metadata, self.tokenizer)
         return self._template
 

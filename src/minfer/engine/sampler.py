@@ -7,7 +7,7 @@ temperature, draw. With temperature 0 the token is the arg-max after bias and pe
 from __future__ import annotations
 
 import math
-import secrets
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -114,9 +114,9 @@ class Sampler:
         """
         _check_int("n_vocab", n_vocab, 1)
         self.sampling = sampling
-        self.seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
+        self.seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else int(sampling.seed)
         self._n_vocab = n_vocab
-        self._suppressed = np.unique(np.fromiter(suppressed, np.intp))
+        self._suppressed = np.array(sorted(set(suppressed)), np.intp)
         self._biased = np.fromiter(sampling.logit_bias.keys(), np.intp)
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float32)
         for name, ids in (("suppressed", self._suppressed), ("logit_bias", self._biased)):
@@ -126,7 +126,7 @@ class Sampler:
             raise RequestError(f"n_probs is {sampling.n_probs}; the model has {n_vocab - self._suppressed.size} tokens")
         if self._suppressed.size == n_vocab:
             raise RequestError("every token is suppressed")
-        self._random = np.random.Philox(key=self.seed)
+        self._random: np.random.Philox | None = None  # made at the first draw: greedy choices do without numpy.random
         self._weights = np.empty(n_vocab, np.float32)  # of every token, in each step anew
 
     def sample(self, logits: Logits, history: Sequence[int] | Ids = ()) -> Token:
@@ -193,6 +193,8 @@ class Sampler:
         return ids[: min_p(logits[ids].astype(np.float64), s.min_p)]
 
     def _uniform(self) -> float:
+        if self._random is None:
+            self._random = np.random.Philox(key=self.seed)
         return float(int(self._random.random_raw()) >> 11) * 2.0**-53
 
     def _describe(self, id: int, logits: Logits, best: np.float32) -> Token:

@@ -116,7 +116,12 @@ void gemm(const Matrix& w, int64_t r0, int64_t r1, const Activations& a, int64_t
   for (int64_t r = r0; r < r1; r += kPanelRows) {
     unpack_panel<C>(w, r, r1, panel);
     const int64_t rows = r1 - r;
+    // The rows after these are fetched meanwhile, a share of them with each tile.
+    const uint8_t* next = w.data + (r + kPanelRows) * w.row_bytes;
+    const uint8_t* const last = w.data + (r + 2 * kPanelRows < w.n_out ? r + 2 * kPanelRows : w.n_out) * w.row_bytes;
+    const int64_t share = round_up(kPanelRows * w.row_bytes * kTokenTile / n_tokens, 64);
     for (int64_t t = 0; t < n_tokens; t += kTokenTile) {
+      for (const uint8_t* end = next + share; next < end && next < last; next += 64) __builtin_prefetch(next, 0, 2);
       Q8Row x[kTokenTile];
       const int n = static_cast<int>(n_tokens - t < kTokenTile ? n_tokens - t : kTokenTile);
       for (int u = 0; u < n; ++u) x[u] = q8_row(a.q8 + (t + u) * a.q8_stride, w.n_in);
