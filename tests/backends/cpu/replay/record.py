@@ -123,7 +123,7 @@ class _Tap(CpuBackend):
 
     def matrix(self, weight: ir.Weight) -> Any:
         n_out = int(np.prod(weight.shape[1:]))
-        return self.recorder.matrix(weight.type, self._data(weight).reshape(-1), weight.shape[0], n_out)
+        return self.recorder.matrix(weight.type, self.data(weight).reshape(-1), weight.shape[0], n_out)
 
     def kv(self, layer: int) -> Any:
         r = self.regions[layer]

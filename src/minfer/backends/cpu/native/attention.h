@@ -33,6 +33,7 @@ MINFER_INLINE void score_block(const float* q, const float* k, int64_t width, in
     const float* cell = k + i * width;
     VF total[8];
     for (int u = 0; u < 8; ++u) total[u] = load<VF>(q) * load<VF>(cell + u * width);
+#pragma GCC unroll 4
     for (int64_t d = kLanes; d < width; d += kLanes) {
       const VF x = load<VF>(q + d);
       for (int u = 0; u < 8; ++u) total[u] = fma(x, load<VF>(cell + u * width + d), total[u]);
@@ -48,6 +49,7 @@ template <int kVectors>
 MINFER_INLINE void weigh(const float* weight, const float* v, int64_t width, int begin, int end, float* sum) {
   VF total[kVectors];
   for (int d = 0; d < kVectors; ++d) total[d] = load<VF>(sum + d * kLanes);
+#pragma GCC unroll 2
   for (int i = begin; i < end; ++i) {
     const VF p = splat<VF>(weight[i]);
     for (int d = 0; d < kVectors; ++d) total[d] = fma(p, load<VF>(v + i * width + d * kLanes), total[d]);
