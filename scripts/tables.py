@@ -63,6 +63,7 @@ def kv_formats() -> str:
 #: Where each device's backend says what it is; read as text, so that a device need not be built to be listed.
 DEVICE_FILES = {
     "metal": "gpu/devices/metal/__init__.py",
+    "cuda": "gpu/devices/cuda.py",
     "cpu": "cpu/__init__.py",
     "reference": "reference.py",
     "simulator": "gpu/devices/simulator.py",
@@ -93,17 +94,17 @@ def attention() -> str:
             f"up to {choose.SPLIT_MAX_QUERIES}",
             "any",
             f"{groups} and `attention_combine`",
-            f"query heads that share a KV head, together; split into cells / {choose.SPLIT_ROWS} parts, 1 to "
-            f"{choose.MAX_SPLITS}, then combined (one part needs no combining)",
+            f"query heads that share a KV head, together; split into cells / 256 parts, 1 to 16 "
+            f"(CUDA: cells / 64, 1 to {choose.MAX_SPLITS}), then combined (one part needs no combining)",
         ),
         (
-            f"from {choose.TILED_MIN_QUERIES}",
-            "causal",
+            ", ".join(f"from {n} ({WINDOW_LAYOUTS[layout]})" for layout, n in choose.TILED_MIN_QUERIES.items()),
+            "causal, span",
             "`attention_tiled`",
-            "8 queries of a head share tiles of 64 rows",
+            "8 queries of a head share tiles of 64 rows, as far as one of them reads them",
         ),
         (
-            f"from {choose.TILED_MIN_QUERIES}",
+            f"from {choose.SPLIT_MAX_QUERIES + 1}",
             "span, map",
             groups,
             "each query reads its own rows, however far apart",

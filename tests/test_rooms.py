@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "cases": {"graph", "quants"},
     "sources": {"gguf"},
     "engine": {"backends", "gguf", "graph", "kv", "models", "quants", "sources", "text"},
+    "doctor": {"backends", "cases", "graph", "quants"},
     "msl": set(),
 }
 #: The one place outside `msl` that may know of it.

@@ -44,9 +44,12 @@ BOUNDS: Mapping[Kind, float] = {
 
 
 def error(got: Array, want: Array) -> float:
-    """max |got - want| over the root mean square of `want`; inf where either has NaN or Inf at different places."""
+    """max |got - want| over the root mean square of `want`; inf where either has NaN or Inf at different places, and
+    where integers differ."""
     if got.shape != want.shape:
         return math.inf
+    if np.issubdtype(want.dtype, np.integer):
+        return 0.0 if np.array_equal(got, want) else math.inf
     a, b = got.astype(np.float64), want.astype(np.float64)
     if not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return math.inf
@@ -59,12 +62,15 @@ def error(got: Array, want: Array) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An input of a case: its logical shape, and its data: normal numbers times `scale`, `fill`, or the integers."""
+    """An input of a case: its logical shape, and its data: normal numbers times `scale`, rounded to multiples of `step`
+    (equal values), `fill`, or the integers; `odd` is put at every 1,001st place."""
 
     shape: Shape
     scale: float = 1.0
     fill: float | None = None
     integers: tuple[int, ...] | None = None
+    step: float | None = None
+    odd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,10 @@ class Case:
                 arrays[f"x{i}"] = np.full(shape, value.fill, np.float32)
             else:
                 arrays[f"x{i}"] = (rng.standard_normal(shape) * value.scale).astype(np.float32)
+            if value.step is not None:
+                arrays[f"x{i}"] = (np.round(arrays[f"x{i}"] / value.step) * value.step).astype(np.float32)
+            if value.odd is not None:
+                arrays[f"x{i}"].reshape(-1)[777::1001] = value.odd
         if self.kv and isinstance(self.op, ir.Attn):
             rows = (len(self.kv.cells), self.kv.n_values)
             for name in ("kv_k", "kv_v"):
@@ -189,7 +199,7 @@ def run(case: Case, backend: Any, seed: int = 0) -> list[Array]:
     for program in programs:
         program.run()
     out = plan.graph.by_name["blk.0.out"]
-    results = [_read(backend, buffer(out.index), out)] if out.dtype != "none" else []
+    results = _read(backend, buffer(out.index), out) if out.dtype != "none" else []
     if case.kv and region is not None and not isinstance(case.op, ir.Attn):
         fmt = KV_FORMATS[case.kv.format]
         for side in (region.k, region.v):
@@ -199,9 +209,12 @@ def run(case: Case, backend: Any, seed: int = 0) -> list[Array]:
     return results
 
 
-def _read(backend: Any, buffer: Any, node: Node) -> Array:
+def _read(backend: Any, buffer: Any, node: Node) -> list[Array]:
     raw: Bytes = backend.read(buffer, node.nbytes)
-    return raw.view(np.float32).reshape(node.shape[::-1])
+    if isinstance(node.op, ir.TopK):  # its three parts
+        words = raw.view(np.int32).reshape(node.shape[::-1])
+        return [words[:, : node.op.k], *(part.view(np.float32) for part in np.split(words, (node.op.k, -1), -1)[1:])]
+    return [raw.view(np.float32).reshape(node.shape[::-1])]
 
 
 # --- the list ----------------------------------------------------------------------------------------------------
@@ -237,6 +250,7 @@ def all_cases() -> tuple[Case, ...]:
             _attn_cases(),
             _project_cases(),
             _store_cases(),
+            _top_cases(),
         )
     )
 
@@ -349,6 +363,7 @@ def _attn_cases() -> Iterator[Case]:
     for fmt in KV_FORMATS:
         yield _causal(f"attn/one_row/{fmt}", 64, 2, 1, 1, 0, fmt)
         yield _causal(f"attn/constant_v/{fmt}", 64, 2, 1, 1, 39_999, fmt, fill_v=0.7)
+        yield _causal(f"attn/few_of_many_cells/{fmt}", 64, 2, 1, 1, 699, fmt, n_cells=4100)
         yield _causal(f"attn/zero_v/{fmt}", 64, 2, 1, 2, 40, fmt, fill_v=0.0)
     for fmt in KV_FORMATS:
         for sliding in (None, 5):
@@ -359,6 +374,14 @@ def _attn_cases() -> Iterator[Case]:
             # Up to four runs a query, far apart, not in cell order, some empty.
             runs = (80, 10, 0, 3, 40, 1, 90, 2, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0, 30, 4, 0, 0, 10, 6)
             yield _windowed(f"attn/map/{tag}", 8, runs, 3, fmt, sliding)
+
+    # Enough queries to share rows: of one sequence, of two far apart, some without rows.
+    for fmt in KV_FORMATS:
+        one = tuple(v for i in range(40) for v in (3, 10 + i))
+        two = tuple(v for i in range(35) for v in ((5, 6 + i) if i % 3 else (700, 650 + 2 * i)))
+        yield _windowed(f"attn/spans/one/{fmt}", 2, one, 40, fmt, None)
+        yield _windowed(f"attn/spans/two/{fmt}", 2, two, 35, fmt, None, 800)
+        yield _windowed(f"attn/spans/sliding/{fmt}", 2, two, 35, fmt, 7, 800)
 
 
 def _causal(
@@ -375,8 +398,9 @@ def _causal(
     scale: float = 1.0,
     kv_scale: float = 1.0,
     fill_v: float | None = None,
+    n_cells: int | None = None,
 ) -> Case:
-    """`n` queries after `past` rows, cells equal to positions."""
+    """`n` queries after `past` rows, cells equal to positions; of `n_cells` cells, by default a few more."""
     total = past + n
     op = ir.Attn(0, n_head, n_kv_head, head_dim, scale / math.sqrt(head_dim), softcap, sliding)
     inputs = (
@@ -384,18 +408,20 @@ def _causal(
         Value((n,), integers=tuple(range(past, total))),
         Value((0,), integers=()),
     )
-    kv = KvFill(n_kv_head * head_dim, total + 3, tuple(range(total)), fmt, kv_scale, fill_v)
+    kv = KvFill(n_kv_head * head_dim, n_cells or total + 3, tuple(range(total)), fmt, kv_scale, fill_v)
     return Case(name, op, inputs, "attention", kv)
 
 
-def _windowed(name: str, layout: int, window: tuple[int, ...], n: int, fmt: str, sliding: int | None) -> Case:
+def _windowed(
+    name: str, layout: int, window: tuple[int, ...], n: int, fmt: str, sliding: int | None, n_cells: int = 100
+) -> Case:
     op = ir.Attn(0, 4, 2, 64, 0.125, None, sliding)
     inputs = (
         Value((4 * 64, n)),
         Value((n,), integers=tuple(range(n))),
         Value((len(window),), integers=window),
     )
-    return Case(name, op, inputs, "attention", KvFill(128, 100, tuple(range(100)), fmt), layout)
+    return Case(name, op, inputs, "attention", KvFill(128, n_cells, tuple(range(n_cells)), fmt), layout)
 
 
 def _project_cases() -> Iterator[Case]:
@@ -403,17 +429,18 @@ def _project_cases() -> Iterator[Case]:
         for type_ in FORMATS:
             d = _rows(type_)
             gate, up = _w("gate.weight", type_, d, 37), _w("up.weight", type_, d, 37)
-            op = ir.Project((gate, up), (_gain(d), 1e-5), "swiglu")
+            op = ir.Project((gate, up), (_gain(d), 1e-5) if n <= 8 else None, "swiglu")  # a norm joins few tokens
             yield Case(f"project/swiglu/{type_}/n{n}", op, (Value((d, n)),), "matmul")
         q, k, v = _w("q.weight", "Q4_K", 256, 48), _w("k.weight", "Q4_K", 256, 16), _w("v.weight", "Q6_K", 256, 16)
         x = (Value((256, n)),)
         yield Case(f"project/qkv/n{n}", ir.Project((q, k, v)), x, "matmul")
-        yield Case(f"project/norm_qkv/n{n}", ir.Project((q, k, v), (_gain(256), 1e-6)), x, "matmul")
         yield Case(f"project/geglu/n{n}", ir.Project((k, v), None, "geglu"), x, "matmul")
         biases = (_w("q.bias", "F32", 48), _w("k.bias", "F32", 16), _w("v.bias", "F32", 16))
         yield Case(f"project/bias/n{n}", ir.Project((q, k, v), None, "bias", biases), x, "matmul")
         yield Case(f"project/add/n{n}", ir.Project((q,), None, "add"), (*x, Value((48, n), 10.0)), "matmul")
-        yield Case(f"project/norm/n{n}", ir.Project((q,), (_gain(256), 1e-6)), x, "matmul")
+        if n <= 8:
+            yield Case(f"project/norm_qkv/n{n}", ir.Project((q, k, v), (_gain(256), 1e-6)), x, "matmul")
+            yield Case(f"project/norm/n{n}", ir.Project((q,), (_gain(256), 1e-6)), x, "matmul")
 
 
 def _store_cases() -> Iterator[Case]:
@@ -440,3 +467,24 @@ def _store_cases() -> Iterator[Case]:
             inputs = (Value((8 * d, 3)), Value((3,), integers=positions), Value((3,), integers=cells))
             kind: Kind = "rope" if fmt == "f32" else "kv"
             yield Case(f"head_rope_store/{tag}", op, inputs, kind, KvFill(2 * d, 9, cells, fmt))
+
+
+def _top_cases() -> Iterator[Case]:
+    for d, k, n in (
+        (1, 1, 1),
+        (5, 5, 2),
+        (33, 1, 3),
+        (1024, 8, 1),
+        (1025, 40, 2),
+        (5000, 1, 1),
+        (5000, 64, 3),
+        (1500, 1024, 1),
+    ):
+        yield Case(f"top_k/{d}x{n}/k{k}", ir.TopK(k), (Value((d, n), 8.0),), "elementwise")
+    equal = Value((3000, 2), 3.0, step=2.0)  # a few dozen values; zeros of both signs among them
+    for k in (1, 40):
+        yield Case(f"top_k/equal/k{k}", ir.TopK(k), (equal,), "elementwise")
+        yield Case(f"top_k/constant/k{k}", ir.TopK(k), (Value((2500, 1), fill=-1.5),), "elementwise")
+        yield Case(f"top_k/low/k{k}", ir.TopK(k), (Value((2500, 1), fill=-3e38),), "elementwise")
+        for odd in (math.nan, math.inf, -math.inf):
+            yield Case(f"top_k/{odd}/k{k}", ir.TopK(k), (Value((3000, 2), 8.0, odd=odd),), "elementwise")

@@ -125,6 +125,9 @@ def test_bad_values_name_the_first_node_that_has_them(tmp_path: Path) -> None:
     text = str(raised.value)
     assert text.startswith("blk.1.ffn_act (Project on reference, blk.1.ffn_gate.weight, blk.1.ffn_up.weight")
     assert "19 NaN or Inf of 1,368 values" in text
+    engine.cells.truncate(0)
+    with pytest.raises(NumericsError, match=r"blk\.1\.ffn_act \(Project on reference"):
+        engine.prefill_best(IDS, 1)
 
 
 def test_an_overflow_in_a_packed_kv_row_names_the_node(tmp_path: Path) -> None:
@@ -134,6 +137,18 @@ def test_an_overflow_in_a_packed_kv_row_names_the_node(tmp_path: Path) -> None:
     engine = open_engine(edited(TINY / "qwen3.gguf", tmp_path / "big.gguf", grow), kv_format="f16")
     with pytest.raises(NumericsError, match=r"blk\.2\.rope_store: .*beyond the range of f16"):
         engine.prefill(IDS)
+
+
+def test_the_best_logits_are_those_of_all() -> None:
+    engine = open_engine(TINY / "qwen3.gguf")
+    logits = engine.forward(IDS, engine.cells.rows(len(IDS)), 3)
+    for k in (1, 5, 96):
+        rows = engine.forward_best(IDS, engine.cells.rows(len(IDS)), 3, k)
+        for row, best in zip(logits, rows, strict=True):
+            order = sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
+            assert best.ids.tolist() == order
+            assert best.logits.tolist() == [row[i] for i in order]
+            assert best.log_sum == pytest.approx(np.log(np.exp(row.astype(np.float64)).sum()))
 
 
 def test_a_zero_gain_is_not_an_error(tmp_path: Path) -> None:

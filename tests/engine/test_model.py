@@ -72,6 +72,16 @@ def test_greedy_generation_is_the_arg_max_a_token(model: minfer.Model) -> None:
     assert generation.timings.decode_rate > 0
 
 
+def test_only_the_best_logits_leave_the_device_where_they_are_enough(model: minfer.Model) -> None:
+    shapes = []
+    value = model.engine._value
+    model.engine._value = lambda plan, node: shapes.append(node.shape) or value(plan, node)
+    model.generate("hello", n_predict=2, sampling=GREEDY).read()
+    model.generate("hello", n_predict=2, sampling=minfer.Sampling(seed=1)).read()
+    model.generate("hello", n_predict=2, sampling=minfer.Sampling(seed=1, top_k=0)).read()
+    assert shapes == [(3, 1)] * 2 + [(81, 1)] * 2 + [(model.engine.arch.n_vocab, 1)] * 2
+
+
 def test_text_and_token_ids_are_the_same_prompt(model: minfer.Model) -> None:
     ids = model.tokenizer.encode("hello")
     texts = [model.generate(prompt, n_predict=8, sampling=GREEDY).read() for prompt in ("hello", ids)]
@@ -221,7 +231,7 @@ def test_requests_out_of_range(model: minfer.Model) -> None:
 
 
 def test_the_plan_is_the_plan_that_runs(model: minfer.Model) -> None:
-    model.generate("hello", n_predict=2, sampling=GREEDY).read()
+    model.generate("hello", n_predict=2, sampling=minfer.Sampling(top_k=0)).read()  # all logits, as in `plan`
     plan = model.plan()
     (ran,) = [entry.plan for params, entry in model.engine.cache._entries.items() if params.n_tokens == 1]
     assert ran.to_json()["nodes"] == plan.to_json()["nodes"]

@@ -96,14 +96,12 @@ def slow_penalties(logits: list[float], history: list[int], s: Sampling) -> list
     return out
 
 
-@settings(deadline=None)
 @given(LOGITS, st.integers(1, 50))
 def test_top_k(logits, k):
     expected = best_first(logits, list(range(len(logits))))[:k]
     assert chain.top_k(array(logits), k).tolist() == expected
 
 
-@settings(deadline=None)
 @given(LOGITS, SHARE)
 def test_top_p(logits, p):
     ids = best_first(logits, list(range(len(logits))))
@@ -111,7 +109,6 @@ def test_top_p(logits, p):
     assert chain._top_p_of_all(array(logits), p).tolist() == slow_top_p(logits, ids, p)
 
 
-@settings(deadline=None)
 @given(LOGITS, SHARE)
 def test_min_p(logits, p):
     ids = best_first(logits, list(range(len(logits))))
@@ -121,7 +118,6 @@ def test_min_p(logits, p):
     assert alone._candidates(array(logits)).tolist() == sorted(kept)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=40, unique=True), SHARE)
 def test_typical(logits, p):
     ids = best_first(logits, list(range(len(logits))))
@@ -163,7 +159,7 @@ STEPS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(LOGITS, STEPS)
 def test_the_whole_chain_draws_what_the_slow_one_draws(logits, steps):
     s = Sampling(**{"seed": 1, **steps})
@@ -175,7 +171,6 @@ def test_the_whole_chain_draws_what_the_slow_one_draws(logits, steps):
         assert fast.sample(array(logits)).id == slow_draw(logits, s, u)
 
 
-@settings(deadline=None)
 @given(
     LOGITS,
     st.lists(st.integers(0, 39), max_size=80),
@@ -204,7 +199,6 @@ def test_penalties_and_bias(logits, history, repeat, frequency, presence, last_n
     assert given_logits.tolist() == logits  # the caller's logits are not changed
 
 
-@settings(deadline=None)
 @given(LOGITS)
 def test_greedy_takes_the_largest_and_the_lowest_id_of_equals(logits):
     expected = min(range(len(logits)), key=lambda id: (-logits[id], id))
@@ -220,7 +214,6 @@ def test_greedy_sorts_nothing(monkeypatch):
     assert Sampler(Sampling.greedy(), 4).sample(array([0, 3, 1, 3])).id == 1
 
 
-@settings(deadline=None)
 @given(LOGITS, st.integers(0, 5))
 def test_log_probabilities_are_the_models_own(logits, n):
     n = min(n, len(logits))
@@ -385,3 +378,58 @@ def test_large_vocabulary_in_every_mode():
         token = Sampler(s, 262_144).sample(logits, [rng.randrange(262_144) for _ in range(100)])
         assert isinstance(token, Token)
         assert token.logprob < 0
+
+
+# --- from the best of a row alone ----------------------------------------------------------------------------------
+
+
+def best_of(logits: np.ndarray, k: int) -> chain.Best:
+    """By a full sort."""
+    ids = np.array(best_first(logits.tolist(), list(range(len(logits))))[:k], np.int32)
+    return chain.Best(ids, logits[ids], math.log(math.fsum(math.exp(float(v)) for v in logits)))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "n_probs": 7},
+        {"seed": 1},
+        {"seed": 2, "top_k": 5, "typical_p": 0.6, "n_probs": 3},
+        {"seed": 3, "top_k": 50, "top_p": 0.5, "min_p": 0.0},
+        {"seed": 4, "top_k": 1},
+    ],
+)
+def test_the_best_logits_choose_what_all_of_them_do(sampling) -> None:
+    rng = np.random.default_rng(0)
+    one, other = (Sampler(Sampling(**sampling), 300) for _ in range(2))
+    assert one.n_best == max(1 if not sampling.get("temperature", 1) else one.sampling.top_k, one.sampling.n_probs)
+    for _ in range(20):
+        logits = array(np.round(rng.standard_normal(300) * 6) / 2)  # ties
+        got, want = one.choose(best_of(logits, one.n_best)), other.sample(logits)
+        assert got.id == want.id
+        assert [id for id, _ in got.top] == [id for id, _ in want.top]
+        assert [got.logprob, *(p for _, p in got.top)] == pytest.approx([want.logprob, *(p for _, p in want.top)])
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"top_k": 0},
+        {"top_k": 65},
+        {"temperature": 0.0, "n_probs": 65},
+        {"logit_bias": {3: 1.0}},
+        {"repeat_penalty": 1.1},
+        {"presence_penalty": 0.5},
+    ],
+)
+def test_what_looks_beyond_the_best_takes_all_logits(sampling) -> None:
+    assert Sampler(Sampling(**sampling), 300).n_best is None
+    assert Sampler(Sampling.greedy(), 300, suppressed=[299]).n_best is None
+    assert Sampler(Sampling(repeat_penalty=1.1, repeat_last_n=0), 300).n_best == 40
+    assert Sampler(Sampling(), 30).n_best is None
+
+
+def test_the_best_of_a_row_with_nan_are_refused() -> None:
+    with pytest.raises(NumericsError, match="the logits hold nan at token 3"):
+        Sampler(Sampling.greedy(), 8).choose(chain.Best(np.array([3], np.int32), array([math.nan]), 0.0))

@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer.engine.stop import StopStrings
@@ -26,7 +26,6 @@ def slow_find(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(deadline=None)
 @given(PIECES, STOPS)
 def test_found_wherever_the_pieces_are_cut(pieces, stops):
     stream = StopStrings(stops)
@@ -34,7 +33,6 @@ def test_found_wherever_the_pieces_are_cut(pieces, stops):
     assert (shown, stream.found) == slow_find("".join(pieces), stops)
 
 
-@settings(deadline=None)
 @given(PIECES, STOPS)
 def test_holds_back_exactly_what_may_become_a_stop_string(pieces, stops):
     stream, shown, text = StopStrings(stops), "", ""

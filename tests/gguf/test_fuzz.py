@@ -22,7 +22,6 @@ MUTATIONS = 300  # of each real header
 
 bounded = settings(
     max_examples=150,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

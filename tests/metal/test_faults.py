@@ -144,6 +144,15 @@ def test_a_failure_without_a_reason(mac: Runtime) -> None:
         metal.synchronize()
 
 
+def test_a_list_without_launches_sends_nothing(mac: Runtime) -> None:
+    metal = device()
+    metal.encode([])
+    metal.record([]).run()
+    metal.synchronize()
+    assert mac.committed == 0
+    metal.close()
+
+
 def test_command_buffers_on_their_way_are_bounded(mac: Runtime) -> None:
     """A queue gives 64, and blocks where nobody waits for any."""
     metal = device()

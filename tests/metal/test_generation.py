@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from fakemetal import Runtime, installed
 
 from helpers import TINY, TINY_MODELS, open_engine
+from minfer import Sampling, cases
+from minfer.engine.generate import Generation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +81,69 @@ def test_two_engines_with_different_kv_formats(mac: Runtime) -> None:
         engine.close()
     assert got == want
     assert got["f32"] != got["q8_0"]
+
+
+@pytest.mark.parametrize("replay", ["0", "1"])
+def test_regions_of_one_part_and_of_two_agree(replay: str, mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """511 cells are read in one part, 512 in two and combined: other launches, one result, up to the last cell."""
+    monkeypatch.setenv("MINFER_METAL_REPLAY", replay)
+    prompt = [1 + i % 11 for i in range(506)]
+    logits = {}
+    for n_ctx in (511, 512):
+        engine = open_engine(TINY / "llama-linear.gguf", device="metal", n_ctx=n_ctx)
+        (listed,) = [some.to_json()["launches"] for _, some in engine.launches(engine.plan()) if some]
+        assert any(v["kernel"] == "attention_combine" for v in listed) == (n_ctx == 512)
+        rows = follow(engine, prompt, 5)
+        want = open_engine(TINY / "llama-linear.gguf", device="simulator", n_ctx=n_ctx)
+        assert rows == follow(want, prompt, 5)
+        logits[n_ctx] = np.stack([np.frombuffer(row, np.float32) for row in rows])
+    assert not np.array_equal(logits[511], logits[512])
+    assert cases.error(logits[512], logits[511]) <= cases.BOUNDS["attention"]
+
+
+class Letters:
+    """A tokenizer whose every token is a letter."""
+
+    eog_ids: frozenset[int] = frozenset()
+
+    def __init__(self, n_vocab: int) -> None:
+        self.n_vocab = n_vocab
+
+    def token_bytes(self, id: int, *, special: bool) -> bytes:
+        return bytes([97 + id % 26])
+
+
+def generation(engine: Engine, n: int) -> Generation:
+    letters: Any = Letters(engine.arch.n_vocab)
+    greedy = Sampling.greedy()
+    return Generation(engine, letters, PROMPT, n_predict=n, sampling=greedy, stop=(), reuse=False)
+
+
+def test_the_next_step_is_sent_before_a_token_goes_out(mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait, sample, write inputs, submit, and only then the token: the GPU has work while the text is used."""
+    monkeypatch.setenv("MINFER_METAL_REPLAY", "0")
+    engine = open_engine(TINY / "qwen3.gguf", device="metal")
+    running = generation(engine, 4)
+    seen = [(mac.committed, len(mac.in_flight)) for _ in running]
+    assert seen == [(2, 1), (3, 1), (4, 1), (4, 0)], "the prompt and a step; then a step a token; none after the last"
+    plain = open_engine(TINY / "qwen3.gguf", device="simulator")
+    assert not plain.runs_ahead
+    assert generation(plain, 4).read() == running.text
+    for each in (engine, plain):
+        each.close()
+
+
+def test_a_step_that_nobody_waits_for_leaves_nothing_behind(mac: Runtime) -> None:
+    """A generation that is closed after a token has a step on its way, whose token never counts."""
+    engine = open_engine(TINY / "qwen3.gguf", device="metal")
+    want = generation(engine, 6).read()
+    for _ in range(3):
+        cut = generation(engine, 6)
+        next(cut)
+        cut.close()
+        assert len(engine.cells) == len(PROMPT)
+    assert generation(engine, 6).read() == want
+    engine.close()
 
 
 def test_rows_move_on_the_gpu(mac: Runtime) -> None:

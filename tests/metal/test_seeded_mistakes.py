@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakemetal import Runtime, installed
-from scenario import exercise, mutated
+from scenario import FOLDER, exercise, mutated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {
     "selector of another object": (
         ENCODE,
         "encoder.memoryBarrierWithScope_",
-        "commands.memoryBarrierWithScope_",
+        "self._device.gpu.memoryBarrierWithScope_",
         "no method",
     ),
     "missing argument": (
@@ -211,7 +211,7 @@ ON_A_MACHINE: dict[str, tuple[str, str, str, dict[str, object], str]] = {
         AN_OLD_MACOS,
         "needs macOS (15,)",
     ),
-    "no barrier, encoded": (ENCODE, "                if barrier:", "                if False:", {"shuffle": True}, ""),
+    "no barrier, encoded": (ENCODE, "            if barrier:", "            if False:", {"shuffle": True}, ""),
     "no barrier, replayed": (ENCODE, "            if step.barrier:", "            if False:", {"shuffle": True}, ""),
     "a write that does not wait": (DEVICE, "        self.synchronize()\n        raw", "        raw", {}, ""),
     "a read that does not wait": (
@@ -243,6 +243,8 @@ def _run(runtime: Runtime, tmp_path: Path, change: tuple[str, str, str]) -> None
 
 def _finds(runtime: Runtime, tmp_path: Path, change: tuple[str, str, str], said: str) -> None:
     """The run fails, and the reason is the one that is expected, not an accident of the change."""
+    file, old, _ = change
+    assert old in (FOLDER / file).read_text(), "the text that this mistake changes is gone: change the mistake with it"
     with pytest.raises(Exception) as caught:  # an AttributeError, a ContractError, or what follows from them
         _run(runtime, tmp_path, change)
     reasons = [str(caught.value), *map(str, runtime.errors)]

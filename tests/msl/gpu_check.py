@@ -103,7 +103,12 @@ class Compiled:
 
     def arguments(self, arrays: list[Any], memory: dict[int, int]) -> tuple[list[Any], int]:
         """Upload `arrays` (with a guard behind each) and lay out the dynamic memory: the arguments and its size."""
-        args: list[Any] = [POINTER(0) if a is None else self.gpu.upload(a.tobytes() + b"\xa5" * GUARD) for a in arrays]
+        args: list[Any] = []
+        for slot, a in zip(self.slots.buffers, arrays, strict=True):
+            if a is not None and slot in self.slots.values:
+                args.append((ctypes.c_char * a.nbytes).from_buffer_copy(a.tobytes()))
+            else:
+                args.append(POINTER(0) if a is None else self.gpu.upload(a.tobytes() + b"\xa5" * GUARD))
         total = 0
         for slot in self.slots.threadgroup:
             args.append(ctypes.c_uint32(total))
@@ -118,8 +123,8 @@ class Compiled:
         self.gpu.call("cuCtxSynchronize")
         out = []
         for array, at in zip(arrays, args, strict=False):
-            if array is None:
-                out.append(None)
+            if array is None or not isinstance(at, POINTER):
+                out.append(array)
                 continue
             data = self.gpu.download(at, array.nbytes + GUARD)
             if data[array.nbytes :] != b"\xa5" * GUARD:

@@ -37,6 +37,14 @@ def test_no_compiler_is_a_sentence_that_says_what_to_install(monkeypatch: pytest
         module.select.cache_clear()
 
 
+def test_a_compiler_without_half_is_not_used(tmp_path: Path) -> None:
+    old = tmp_path / "c++"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "clang version 14.0.6" && exit\nexit 1\n')
+    old.chmod(0o755)
+    with pytest.raises(ToolError, match=r"c\+\+' is no C\+\+ compiler that works here; .*_Float16.* clang 15 or later"):
+        module.select(str(old))
+
+
 def test_a_compiled_kernel_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Library(SOURCE).kernel("fill").entry()  # the runtime is there
     monkeypatch.setenv("MSL_CACHE", str(tmp_path))

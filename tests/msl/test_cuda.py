@@ -65,7 +65,7 @@ def test_no_space_or_attribute_is_left() -> None:
     )
     body = text.partition("entry points")[0]
     assert not any(word in body for word in ("device ", "constant ", "[[", "kernel "))
-    assert 'extern "C" __global__ void k(void *b1, void *b3)' in text
+    assert 'extern "C" __global__ void k(const __grid_constant__ int b1, void *b3)' in text
 
 
 def test_arguments_are_in_order_of_their_slots() -> None:
@@ -74,7 +74,7 @@ def test_arguments_are_in_order_of_their_slots() -> None:
                 uint i [[thread_position_in_grid]]) { t[i] = x[i]; s[i] = n; }"""
     unit = Library(HEAD + source).unit
     slots = entry(unit.kernels["k"])
-    assert (slots.buffers, slots.threadgroup) == ((3, 16), (0, 2))
+    assert (slots.buffers, slots.threadgroup, slots.values) == ((3, 16), (0, 2), {3})
 
 
 def test_launch_bounds_come_from_the_kernel() -> None:

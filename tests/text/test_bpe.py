@@ -11,7 +11,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from vocab_data import SMOLLM, byte_alphabet, tiny_bpe, tokenizer
 
@@ -122,13 +122,11 @@ def slow_bpe(text: str) -> list[int]:
     return ids
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="abcé <s>u\n1", max_size=60) | st.text(max_size=30))
 def test_merges_equal_the_definition(text):
     assert TINY.encode(text.replace("<", ""), parse_special=False) == slow_bpe(text.replace("<", ""))
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_decoding_gives_the_text_back(text):
     tok = tokenizer("gpt-2")

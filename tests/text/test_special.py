@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from vocab_data import GEMMA, tiny_bpe, tiny_spm, tokenizer
 
@@ -29,7 +29,6 @@ def slow_split(text: str, specials: list[str]) -> list[str]:
     return [part for part in [*parts, plain] if part]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([*CONTROL, *USER, *"<s>x|ab\n"]), max_size=16).map("".join), st.booleans())
 def test_leftmost_longest(text, parse):
     specials = CONTROL * parse + USER

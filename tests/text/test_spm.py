@@ -7,7 +7,7 @@ import random
 from heapq import heappop
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from vocab_data import GEMMA, tiny_spm, tokenizer
 
@@ -61,13 +61,11 @@ def slow_spm(text: str) -> list[int]:
 TEXTS = st.text(alphabet="abc s<>é\n", max_size=60) | st.text(max_size=20)
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_merges_equal_the_definition(text):
     assert TINY.encode(text, parse_special=False) == slow_spm(text)
 
 
-@settings(deadline=None)
 @given(st.lists(TEXTS, max_size=4))
 def test_a_warm_cache_changes_nothing(texts):
     for text in texts * 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from vocab_data import SMOLLM, tiny_bpe, tiny_spm, tokenizer
 
@@ -14,7 +14,6 @@ BYTES = Tokenizer.from_metadata(tiny_bpe([], control=["<s>"]))
 SPM = Tokenizer.from_metadata(tiny_spm({"▁": -1.0}, add_space_prefix=False, add_bos_token=False))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 256), max_size=40), st.booleans())
 def test_any_ids_stream_as_they_decode(ids, special):
     stream = StreamDecoder(BYTES, special=special)
@@ -23,7 +22,6 @@ def test_any_ids_stream_as_they_decode(ids, special):
     assert stream.finish() == ""
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 49151), max_size=30))
 def test_real_tokens_stream_as_they_decode(ids):
     tok = tokenizer(SMOLLM)
@@ -31,7 +29,6 @@ def test_real_tokens_stream_as_they_decode(ids):
     assert "".join([stream.push(id) for id in ids]) + stream.finish() == tok.decode(ids)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=30), st.sampled_from([BYTES, SPM]))
 def test_valid_text_never_shows_a_replacement_character(text, tok):
     text = text.replace("\ufffd", "")

@@ -170,7 +170,7 @@ PARTS = """
 """
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PARTS.split()), max_size=30))
 def test_any_template_renders_or_is_refused(parts):
     with suppress(TemplateError):

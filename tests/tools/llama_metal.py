@@ -4,8 +4,9 @@ a choice of their kernels must agree with numpy.
     PYTHONPATH=src python tests/tools/llama_metal.py [--sources DIR] [--jobs 2] [--skip-compile] [--only NAME]
 
 Fetches the source package with pip (once, into the cache folder), compiles every kernel in the default configuration
-and with bfloat, and runs the launches of llama_cases.py with the lanes in both orders; a kernel that relies on lockstep
-is run in lockstep and listed with the lines. Ends with `N passed, N failed` and exits 1 where something failed.
+and with bfloat, checks the address spaces of every source (which takes clang), and runs the launches of llama_cases.py
+with the lanes in both orders; a kernel that relies on lockstep is run in lockstep and listed with the lines. Ends
+with `N passed, N failed` and exits 1 where something failed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from llama_cases import Cases
 from llama_launch import Case, Header, error
 
-from minfer.msl import CheckError, Library, MslError, runtime
+from minfer.msl import CheckError, Library, MslError, runtime, spaces
 from minfer.msl.compiler import build, cache_dir, select
 from minfer.msl.emit_cpp import emit_cpp
 
@@ -68,6 +69,11 @@ def fetch(version: str) -> Path:
     return target
 
 
+def sources(root: Path) -> list[Path]:
+    """The package's sources, without those that others include."""
+    return [f for f in sorted((root / "ggml-metal/kernels").glob("*.metal")) if not f.stem.endswith("_common")]
+
+
 def library(root: Path, file: Path, *, bfloat: bool = False) -> Library:
     """One of the sources."""
     defines = {"GGML_METAL_HAS_BF16": "1"} if bfloat else {}
@@ -88,11 +94,10 @@ def compile_batch(source: Library, names: list[str]) -> int:
 
 def compile_all(root: Path, jobs: int, *, bfloat: bool) -> tuple[int, int, list[str]]:
     """Every kernel of every source: how many there are, how many compiled, and what failed."""
-    files = [f for f in sorted((root / "ggml-metal/kernels").glob("*.metal")) if not f.stem.endswith("_common")]
     total, good, faults = 0, 0, []
     with ThreadPoolExecutor(jobs) as pool:
         waiting = []
-        for file in files:
+        for file in sources(root):
             source = library(root, file, bfloat=bfloat)
             names = source.kernel_names
             total += len(names)
@@ -104,6 +109,19 @@ def compile_all(root: Path, jobs: int, *, bfloat: bool) -> tuple[int, int, list[
             except MslError as fault:
                 faults.append(f"{name} ({len(part)} kernels): {fault}")
     return total, good, faults
+
+
+def spaces_of(root: Path) -> tuple[int, int, list[str]]:
+    """Every source's address spaces: how many sources there are, how many were read whole and agree, and the rest."""
+    files, good, faults = sources(root), 0, []
+    for file in files:
+        try:
+            unread = [f"not read: {place}" for place in spaces.check(library(root, file).unit)]
+        except MslError as fault:
+            unread = [str(fault)]
+        good += not unread
+        faults += unread
+    return len(files), good, faults
 
 
 def run(case: Case, libraries: dict[str, Library], order: str) -> float:
@@ -162,6 +180,10 @@ def main() -> int:
                 flush=True,
             )
             print("".join(f"  FAILED {fault}\n" for fault in faults), end="")
+        total, good, faults = spaces_of(root)
+        passed, failed = passed + (good == total), failed + (good != total)
+        print(f"address spaces: {good} of {total} sources agree ({time.monotonic() - start:.0f} s)", flush=True)
+        print("".join(f"  FAILED {fault}\n" for fault in faults), end="")
     cases = [c for c in Cases(Header(root / "ggml-metal/ggml-metal-impl.h")).all() if options.only in c.name]
     libraries = prepare(cases, root, options.jobs)
     kernels, in_lockstep = set(), []

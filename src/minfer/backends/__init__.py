@@ -40,8 +40,16 @@ def _metal(kv_format: str) -> Backend:
     return GpuBackend(MetalDevice(), kv_format)
 
 
+def _cuda(kv_format: str) -> Backend:
+    from minfer.backends.gpu.backend import GpuBackend
+    from minfer.backends.gpu.devices.cuda import CudaDevice
+
+    return GpuBackend(CudaDevice(), kv_format)
+
+
 DEVICES: dict[str, Callable[..., Backend]] = {
     "metal": _metal,
+    "cuda": _cuda,
     "cpu": _cpu,
     "reference": _reference,
     "simulator": _simulator,
@@ -50,15 +58,18 @@ try:
     _built = importlib.util.find_spec("minfer.backends.cpu._native") is not None
 except ImportError:  # looking for a module imports the package it is in, which needs that module
     _built = False
+#: Devices that this installation lacks, and why.
+MISSING: dict[str, str] = {}
 if not _built:
-    del DEVICES["cpu"]  # a source tree whose native part was not built
+    del DEVICES["cpu"]
+    MISSING["cpu"] = "its native part is not built here: pip install . builds it"
 
 #: What runs anywhere, best first; the first of them runs the layers that a GPU does not take.
 HOSTS = tuple(name for name in ("cpu", "reference") if name in DEVICES)
 HOST = HOSTS[0]
 #: What `auto` may take, best first: the first that supports the whole model. A device that is only for tests, such as
 #: the simulator, is taken when it is asked for by name.
-AUTO = ("metal", *HOSTS) if sys.platform == "darwin" else HOSTS
+AUTO = ("metal" if sys.platform == "darwin" else "cuda", *HOSTS)
 
 
 def open_backend(device: str, kv_format: str, threads: int | None = None) -> Backend:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from minfer.errors import UnsupportedError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from minfer.backends.profile import Profile
     from minfer.graph.allocate import Split
@@ -47,6 +50,29 @@ class LaunchList(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
+Verdict = Literal["pass", "fail", "skip"]
+Values = Mapping[str, float | int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Whether one thing holds that a device's code takes for granted: what was found, in words and in numbers."""
+
+    name: str
+    verdict: Verdict
+    text: str
+    values: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTime:
+    """Seconds of a launch by the device's own clock."""
+
+    node: str
+    kernel: str
+    seconds: float
+
+
 class Program(Protocol):
     """A compiled split. Running it reads and writes only its plan's buffers and the KV regions."""
 
@@ -61,6 +87,8 @@ class Backend(ABC):
 
     name: str
     profile: Profile | None = None  # where host time goes, if anyone asks
+    runs_ahead: bool = False  # a program's `run` returns before the device is done
+    caveat: str = ""  # what a speed measured here does not say
 
     @abstractmethod
     def supports(self, node: Node) -> str | None:
@@ -85,6 +113,11 @@ class Backend(ABC):
         """As `read`; where buffers are host memory, the bytes themselves, which the next run changes."""
         return self.read(buffer, nbytes)
 
+    def copy(self, source: Any, target: Any, nbytes: int) -> None:
+        """Copy the first `nbytes` bytes of a buffer to another of this backend, after all submitted work. A device with
+        its own order of work need not wait for it: so the id that one step chose feeds the next."""
+        self.write(target, self.read(source, nbytes))
+
     @abstractmethod
     def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
         """Make the weights that this device's nodes name reachable; called once, before `compile`."""
@@ -92,6 +125,10 @@ class Backend(ABC):
     @abstractmethod
     def weight_bytes(self, weight: Weight) -> int:
         """Bytes of device memory that `weight` takes beyond the mapped file."""
+
+    def scratch_bytes(self, plan: Plan, n_cells: int) -> int:
+        """Bytes that `plan`, and steps of fewer tokens, take beyond values, weights and KV rows of `n_cells`."""
+        return 0
 
     @abstractmethod
     def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
@@ -104,6 +141,26 @@ class Backend(ABC):
     def launches(self, plan: Plan, split: Split) -> LaunchList | None:
         """The launches of a split; None where the device runs it in another way. Takes no memory."""
         return None
+
+    def prepare(self, listed: Iterable[LaunchList]) -> int:
+        """Compile the kernels of many splits together, where that is cheaper than one by one; how many variants."""
+        return 0
+
+    def bound(self, node: Node, kind: str, f32: float) -> float:
+        """Largest error (`cases.error`) of a node here; `kind` is its class in `cases`, `f32` the class's own bound."""
+        return f32
+
+    def facts(self) -> dict[str, str]:
+        """What this device is, for a report: processor, versions, limits. Nothing that tells whose machine it is."""
+        return {}
+
+    def checks(self, *, risky: bool) -> Iterator[Check]:
+        """What this device's code takes for granted, tried; `risky` also what may take the system down with it."""
+        return iter(())
+
+    def launch_times(self, program: Program) -> list[LaunchTime]:
+        """Run a program once more, its inputs as they are, and time each launch. `UnsupportedError` says why not."""
+        raise UnsupportedError(f"{self.name} has no clock for single launches")
 
     @abstractmethod
     def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:

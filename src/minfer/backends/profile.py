@@ -1,4 +1,4 @@
-"""Where a program's host time goes. A backend without a profile measures nothing."""
+"""Where a program's host time goes, and its launches' time on the device. Without a profile nothing is measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from minfer.backends.base import LaunchTime
 
 
 @dataclass(slots=True)
@@ -39,3 +41,17 @@ class Profile:
             f"{1e3 * self.seconds[what] / self.calls[what]:10.3f} ms each"
             for what in order
         )
+
+
+def launch_table(times: Sequence[LaunchTime]) -> str:
+    """Launches of a step by kernel, those that took longest together first."""
+    seconds: dict[str, list[float]] = {}
+    for launch in times:
+        seconds.setdefault(launch.kernel, []).append(launch.seconds)
+    whole = sum(map(sum, seconds.values())) or 1.0
+    width = max(map(len, seconds), default=0)
+    return "\n".join(
+        f"{kernel.ljust(width)}  {1e3 * sum(each):10.3f} ms  {100 * sum(each) / whole:5.1f}%  {len(each):6,} x  "
+        f"{1e6 * sum(each) / len(each):10.1f} us each"
+        for kernel, each in sorted(seconds.items(), key=lambda item: -sum(item[1]))
+    )

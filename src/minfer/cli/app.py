@@ -144,7 +144,9 @@ def run(
     stats: Stats = False,
     explain: Explain = False,
     gpu_layers: GpuLayers = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where host time went on standard error.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print where time went, on the host and on the device.")
+    ] = False,
 ) -> None:
     """Answer one prompt.
 
@@ -186,7 +188,7 @@ def run(
             stats=stats,
         )
         if measured:
-            note(measured.table())
+            note(generate.profile(loaded, measured))
 
 
 @app.command()
@@ -276,6 +278,31 @@ def plan(
             note(plan.write_trace(loaded, text, trace))
         else:
             print(plan.shown(loaded, n_tokens, json=json))
+
+
+@app.command()
+def doctor(
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="NAME", help="Test this one; repeatable. [default: all that auto may take]"),
+    ] = None,
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay", help="On an M1 or M2, try replay too: a fault may take other GPU programs down; save your work."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Test this machine's devices.
+
+    Every kernel against the reference, what the device's code takes for granted, and speed. The report has no personal
+    data; the exit code is 1 where a line failed.
+    """
+    from minfer.cli import doctor
+
+    if not doctor.show(device or [], replay=replay, json=json):
+        raise typer.Exit(1)
 
 
 @app.command()

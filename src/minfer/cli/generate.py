@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import minfer
+from minfer.backends.profile import launch_table
 from minfer.cli.terminal import Download, Waiting, note, write
 from minfer.errors import RequestError
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from minfer import Generation, Model, Sampling
+    from minfer.backends.profile import Profile
 
 PROMPT_LIMIT = 64 << 20  # bytes; more than any context holds
 
@@ -126,3 +128,14 @@ def report(generation: Generation, n_ctx: int, *, stats: bool) -> None:
             f"({timings.prefill_rate:.1f} tokens/s); answer {usage.completion_tokens:,} tokens, "
             f"{timings.decode_seconds:.2f} s ({timings.decode_rate:.1f} tokens/s)"
         )
+
+
+def profile(model: Model, measured: Profile) -> str:
+    """Where host time went, and how long the launches of the last step take by the device's own clock."""
+    parts = [measured.table()]
+    for device, times in model.engine.launch_times().items():
+        if isinstance(times, str):
+            parts.append(f"launches on {device} are not timed: {times}")
+        else:
+            parts.append(f"launches of the last step, by the clock of {device}:\n{launch_table(times)}")
+    return "\n\n".join(parts)

@@ -10,21 +10,22 @@ import numpy.typing as npt
 from minfer.backends import open_backend
 from minfer.backends.profile import Profile
 from minfer.engine.place import N_BATCH, need, weights_on
-from minfer.errors import NumericsError, RequestError
-from minfer.graph import GraphParams
+from minfer.engine.sampler import Best
+from minfer.errors import NumericsError, RequestError, UnsupportedError
+from minfer.graph import GraphParams, Node
 from minfer.graph.allocate import Allocator
 from minfer.graph.cache import GraphCache
-from minfer.graph.ir import Input
+from minfer.graph.ir import Input, TopK
 from minfer.graph.plan import make_plan
 from minfer.kv import CellStore
 from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from minfer.backends.base import Backend, LaunchList, Program
+    from minfer.backends.base import Backend, LaunchList, LaunchTime, Program
     from minfer.gguf import ModelFile
-    from minfer.graph import Node, Placement, Plan
+    from minfer.graph import Placement, Plan
     from minfer.graph.allocate import Split
     from minfer.graph.cache import Compiled
     from minfer.kv import Rows
@@ -61,6 +62,7 @@ class Engine:
         self.backends: dict[str, Backend] = {d: open_backend(d, kv_format, threads) for d in placement.devices}
         self.allocator = Allocator(self.backends)
         self.cache: GraphCache[Program] = GraphCache(arch.build, self.backends, self.allocator, self._compile)
+        self._last: Compiled[Program] | None = None
         plan = self.plan(min(N_BATCH, n_ctx))
         for name, backend in self.backends.items():
             need(backend, arch, plan, n_ctx).check(backend.memory())
@@ -82,8 +84,10 @@ class Engine:
         """Bytes of all KV regions."""
         return 2 * self.arch.n_layer * self.n_ctx * parse_kv_format(self.kv_format).row_bytes(self.n_kv_values)
 
-    def params(self, n_tokens: int, n_outputs: int = 1, *, window: int = 0, trace: bool = False) -> GraphParams:
-        return GraphParams(n_tokens, n_outputs, self.placement, self.kv_format, window, self.unfused, trace)
+    def params(
+        self, n_tokens: int, n_outputs: int = 1, *, window: int = 0, trace: bool = False, top_k: int | None = None
+    ) -> GraphParams:
+        return GraphParams(n_tokens, n_outputs, self.placement, self.kv_format, window, self.unfused, trace, top_k)
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
         """The plan of a step, made for looking at: no memory is taken."""
@@ -93,23 +97,55 @@ class Engine:
         """The splits of a plan and what each would launch; None where a device runs no kernels of ours."""
         return [(split, self.backends[split.device].launches(plan, split)) for split in plan.splits]
 
-    def prefill(self, tokens: Sequence[int], *, keep: bool = True) -> F32:
+    def prefill(self, tokens: Sequence[int]) -> F32:
         """Run `tokens` after those in the cache, in batches; the logits (n_vocab) after the last one.
 
-        With `keep=False` they are good until the next pass only, and not copied where that can be spared.
         Raises `ContextOverflowError` before anything runs if they do not fit.
+        """
+        logits = self.submit(tokens)()
+        assert not isinstance(logits, Best)
+        return logits
+
+    def prefill_best(self, tokens: Sequence[int], k: int) -> Best:
+        """`prefill`, of whose logits only the `k` best leave the device."""
+        best = self.submit(tokens, k)()
+        assert isinstance(best, Best)
+        return best
+
+    def submit(self, tokens: Sequence[int], k: int | None = None, *, keep: bool = True) -> Callable[[], F32 | Best]:
+        """`prefill` (of the `k` best), which returns when the last batch is on its way; the result is called for.
+
+        With `keep=False` it is good until the next pass only, and not copied where that can be spared.
+        Only then are the batch's tokens in the cache: a pass that nobody waits for may be followed by any other.
         """
         if not tokens:
             raise RequestError("nothing to run: the prompt has no tokens")
         self.cells.require(len(tokens))
-        logits = np.zeros((0, 0), np.float32)
-        for start in range(0, len(tokens), N_BATCH):
-            batch = list(tokens[start : start + N_BATCH])
-            last = start + len(batch) == len(tokens)
-            logits = self.forward(batch, self.cells.rows(len(batch)), n_outputs=1 if last else 0, keep=keep)
+        start = (len(tokens) - 1) // N_BATCH * N_BATCH
+        for first in range(0, start, N_BATCH):
+            batch = list(tokens[first : first + N_BATCH])
+            self._send(batch, self.cells.rows(len(batch)), 0, k)()
             self.cells.commit(batch)
-        last_row: F32 = logits[0]
-        return last_row
+        last = list(tokens[start:])
+        wait = self._send(last, self.cells.rows(len(last)), 1, k, keep)
+
+        def result() -> F32 | Best:
+            output = wait()
+            self.cells.commit(last)
+            logits: F32 = output[0]
+            return logits if k is None else self._best(output)[0]
+
+        return result
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a pass that was submitted runs while the host does something else."""
+        return self.backends[self.placement.output].runs_ahead
+
+    def ranks(self, k: int) -> bool:
+        """Whether the device of the logits can give their `k` best."""
+        node = Node(-1, "top_k", TopK(k), (), (2 * k + 1, 1), "i32")
+        return self.backends[self.placement.output].supports(node) is None
 
     def forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int, *, keep: bool = True) -> F32:
         """One pass: logits `(n_outputs, n_vocab)` of the last `n_outputs` tokens. The KV rows given are written.
@@ -117,14 +153,36 @@ class Engine:
         With `keep=False` the logits are good until the next pass only.
         Raises `NumericsError` naming the first node with NaN or Inf if the logits have any.
         """
+        return self._send(tokens, rows, n_outputs, None, keep)()
+
+    def forward_best(self, tokens: Sequence[int], rows: Rows, n_outputs: int, k: int) -> list[Best]:
+        """`forward`, of whose rows of logits only the `k` best leave the device."""
+        return self._best(self._send(tokens, rows, n_outputs, k)())
+
+    def _send(
+        self, tokens: Sequence[int], rows: Rows, n_outputs: int, top_k: int | None, keep: bool = True
+    ) -> Callable[[], npt.NDArray[Any]]:
+        """Write the inputs and run; what is returned waits, and reads and checks the output."""
         self._check_tokens(tokens)
-        compiled = self._run(self.params(len(tokens), n_outputs, window=rows.layout), tokens, rows)
-        if not n_outputs:
-            return np.zeros((0, self.arch.n_vocab), np.float32)
-        logits: F32 = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]], keep)
-        if not np.isfinite(logits).all():
-            self._name_bad_node(tokens, rows, n_outputs)
-        return logits
+        compiled = self._run(self.params(len(tokens), n_outputs, window=rows.layout, top_k=top_k), tokens, rows)
+
+        def wait() -> npt.NDArray[Any]:
+            if not n_outputs:
+                return np.zeros((0, self.arch.n_vocab), np.float32)
+            output = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]], keep)
+            logits = output if top_k is None else output[:, top_k:].view(np.float32)  # what is no number comes first
+            if not np.isfinite(logits).all():
+                self._name_bad_node(tokens, rows, n_outputs)
+            return output
+
+        return wait
+
+    @staticmethod
+    def _best(words: npt.NDArray[np.int32]) -> list[Best]:
+        k = words.shape[1] // 2
+        return [
+            Best(row[:k], row[k : 2 * k].view(np.float32), float(row[2 * k :].view(np.float32)[0])) for row in words
+        ]
 
     def trace(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> Iterator[tuple[Node, npt.NDArray[Any]]]:
         """Run with every value kept and give each node's, in build order. KV rows are written, not given."""
@@ -141,7 +199,25 @@ class Engine:
             backend.profile = profile
         return profile
 
+    def launch_times(self) -> dict[str, list[LaunchTime] | str]:
+        """The launches of the last step by their device's clock, or why a device has none.
+
+        The step runs once more for it, with the inputs it had, so that it leaves the same values and KV rows behind.
+        """
+        found: dict[str, list[LaunchTime] | str] = {}
+        compiled = self._last
+        for split, program in zip(compiled.plan.splits, compiled.programs, strict=True) if compiled else ():
+            try:
+                times = self.backends[split.device].launch_times(program)
+            except UnsupportedError as error:
+                found[split.device] = str(error)
+            else:
+                before = found.get(split.device)
+                found[split.device] = (before if isinstance(before, list) else []) + times
+        return found
+
     def close(self) -> None:
+        self._last = None
         self.allocator.close()
         for backend in self.backends.values():
             backend.close()
@@ -168,6 +244,7 @@ class Engine:
                 here = self.allocator.buffer(plan.slots[index, split.device])
                 self.backends[split.device].write(here, self._value(plan, node))
             program.run()
+        self._last = compiled
         return compiled
 
     def _value(self, plan: Plan, node: Node, keep: bool = True) -> npt.NDArray[Any]:

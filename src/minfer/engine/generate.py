@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from minfer.engine.sampler import Sampler, Sampling
+from minfer.engine.sampler import Best, Sampler, Sampling
 from minfer.engine.stop import StopStrings
 from minfer.errors import RequestError
 from minfer.text import StreamDecoder
@@ -15,7 +15,7 @@ from minfer.text import StreamDecoder
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from minfer.engine.engine import Engine
+    from minfer.engine.engine import F32, Engine
     from minfer.engine.sampler import Token
     from minfer.text import Tokenizer
 
@@ -121,34 +121,48 @@ class Generation(Iterator[str]):
             self._end()
             return
         start = time.perf_counter()
-        logits = engine.prefill(self._prompt[self._cached :], keep=False)
+        scores = self._submit(self._prompt[self._cached :])()
         self._prefill_seconds = time.perf_counter() - start
         history = list(self._prompt)
         while True:
-            token = self._sampler.sample(logits, history)
+            sampler = self._sampler
+            token = sampler.choose(scores) if isinstance(scores, Best) else sampler.sample(scores, history)
             self.tokens.append(token)
             if token.id in self._tokenizer.eog_ids:
                 self.finish_reason = "stop"
                 break
             history.append(token.id)
-            if text := self._stops.push(decoder.push(token.id)):
+            text = self._stops.push(decoder.push(token.id))
+            end = self._ended()
+            # A device that runs by itself has its next step before the text goes out.
+            start = time.perf_counter()
+            step = self._submit([token.id]) if end is None and engine.runs_ahead else None
+            self._decode_seconds += time.perf_counter() - start
+            if text:
                 yield text
-            if self._stops.found is not None:
-                self.finish_reason = "stop"
-                break
-            if len(self.tokens) == self._n_predict:
-                self.finish_reason = "length"
-                break
-            if not engine.cells.free:
-                self.finish_reason = "context"
+            if end is not None:
+                self.finish_reason = end
                 break
             start = time.perf_counter()
-            logits = engine.prefill([token.id], keep=False)
+            scores = (step or self._submit([token.id]))()
             self._decode_seconds += time.perf_counter() - start
             self._n_decoded += 1
         if self._stops.found is None and (text := self._stops.push(decoder.finish()) + self._stops.finish()):
             yield text
         self._end()
+
+    def _ended(self) -> FinishReason | None:
+        """Why the token that was sampled last is the last."""
+        if self._stops.found is not None:
+            return "stop"
+        if len(self.tokens) == self._n_predict:
+            return "length"
+        return None if self._engine.cells.free else "context"
+
+    def _submit(self, tokens: Sequence[int]) -> Callable[[], Best | F32]:
+        """Run tokens: the best of the logits where they are all that sampling takes, else every one."""
+        k = self._sampler.n_best
+        return self._engine.submit(tokens, k if k is not None and self._engine.ranks(k) else None, keep=False)
 
     def _end(self) -> None:
         if self._on_end is not None:

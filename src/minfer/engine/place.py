@@ -26,18 +26,20 @@ N_BATCH = 512
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of one device's memory: weights it must hold, KV rows of its layers, buffers of the largest step."""
+    """Bytes of one device's memory: weights it must hold, KV rows of its layers, buffers of the largest step, and what
+    its kernels need besides."""
 
     device: str
     weights: int
     kv: int
     buffers: int
+    scratch: int
     n_ctx: int
     kv_format: str
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.buffers
+        return self.weights + self.kv + self.buffers + self.scratch
 
     def check(self, memory: tuple[int, int] | None) -> None:
         """Raise `DeviceMemoryError` with all the numbers. What a device does not tell is not compared."""
@@ -46,8 +48,8 @@ class Need:
         raise DeviceMemoryError(
             f"{self.device} has {memory[0]:,} bytes free of {memory[1]:,}; the model needs {self.total:,}: "
             f"weights {self.weights:,}, KV cache {self.kv:,} ({self.n_ctx:,} cells of {self.kv_format}), buffers "
-            f"{self.buffers:,}. Ask for a smaller context (n_ctx), a smaller KV format, fewer layers on it "
-            "(gpu_layers), or a smaller model"
+            f"{self.buffers:,}, scratch {self.scratch:,}. Ask for a smaller context (n_ctx), a smaller KV format, "
+            "fewer layers on it (gpu_layers), or a smaller model"
         )
 
 
@@ -65,6 +67,7 @@ def need(backend: Backend, arch: Transformer, plan: Plan, n_ctx: int) -> Need:
         sum(map(backend.weight_bytes, weights_on(plan, name))),
         2 * params.placement.layers.count(name) * n_ctx * row,
         sum({s.buffer: s.nbytes for s in plan.slots.values() if s.device == name}.values()),
+        backend.scratch_bytes(plan, n_ctx),
         n_ctx,
         params.kv_format,
     )

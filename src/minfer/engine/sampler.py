@@ -100,6 +100,18 @@ class Token(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Best(NamedTuple):
+    """The best of a row of logits: ids (k, best first, ties by id), their logits (k), and log(sum(exp(row)))."""
+
+    ids: NDArray[np.int32]
+    logits: Logits
+    log_sum: float
+
+
+#: Up to this many of the best, taking them from the device is worth it; beyond, all logits are.
+MAX_BEST = 64
+
+
 class Sampler:
     """Chooses tokens by one `Sampling`. It holds the random stream: one sampler a sequence.
 
@@ -148,8 +160,33 @@ class Sampler:
         if changed[id] == -np.inf:
             raise RequestError("logit_bias bans every token")
         if self.sampling.temperature > 0:
-            id = self._draw(changed)
+            ids = self._candidates(changed)
+            id = self._draw(ids, changed[ids].astype(np.float64))
         return self._describe(id, logits, logits[best])
+
+    @property
+    def n_best(self) -> int | None:
+        """How many of the best logits are all that it takes (for `choose`), or None where it takes every one."""
+        s = self.sampling
+        penalized = s.repeat_penalty != 1 or s.frequency_penalty != 0 or s.presence_penalty != 0
+        if self._suppressed.size or self._biased.size or (penalized and s.repeat_last_n):
+            return None
+        n = max(1 if s.temperature == 0 else s.top_k or self._n_vocab, s.n_probs)
+        return n if n <= min(MAX_BEST, self._n_vocab) else None
+
+    def choose(self, best: Best) -> Token:
+        """What `sample` gives for the row of logits whose `n_best` best these are. Raises NumericsError as it does."""
+        if not np.isfinite(best.logits[0]):
+            raise NumericsError(f"the logits hold {best.logits[0]} at token {best.ids[0]}; there is no distribution")
+        at = 0
+        if self.sampling.temperature > 0:
+            k = self.sampling.top_k
+            id = self._draw(*self._narrow(best.ids[:k].astype(np.intp), best.logits[:k].astype(np.float64)))
+            at = int(np.flatnonzero(best.ids == id)[0])
+        logprobs = [float(logit) - best.log_sum for logit in best.logits]
+        n = self.sampling.n_probs
+        top = tuple(zip(map(int, best.ids[:n]), logprobs[:n], strict=True))
+        return Token(int(best.ids[at]), logprobs[at], top)
 
     def _adjust(self, logits: Logits, history: Sequence[int] | Ids) -> Logits:
         """Logits with bias and penalties; the same array where neither applies."""
@@ -168,9 +205,9 @@ class Sampler:
             logits[ids] = penalize(logits[ids], counts, s.repeat_penalty, s.frequency_penalty, s.presence_penalty)
         return logits
 
-    def _draw(self, logits: Logits) -> int:
-        ids = np.sort(self._candidates(logits))  # drawn in the order of ids: the untruncated case needs no other sort
-        values = logits[ids].astype(np.float64)
+    def _draw(self, ids: Ids, values: NDArray[np.float64]) -> int:
+        order = np.argsort(ids)  # drawn in the order of ids: the untruncated case needs no other sort
+        ids, values = ids[order], values[order]
         sums = np.cumsum(np.exp((values - values.max()) / self.sampling.temperature))
         at = int(np.searchsorted(sums, self._uniform() * sums[-1], side="right"))
         return int(ids[min(at, len(sums) - 1)])
@@ -185,12 +222,17 @@ class Sampler:
             ids = _top_p_of_all(logits, s.top_p)
         else:
             ids = top_k(logits, s.top_k or self._n_vocab)
-            values = logits[ids].astype(np.float64)
-            if s.typical_p < 1:
-                keep = typical(values, s.typical_p)
-                ids, values = ids[keep], values[keep]
-            ids = ids[: top_p(values, s.top_p)]
+            return self._narrow(ids, logits[ids].astype(np.float64))[0]
         return ids[: min_p(logits[ids].astype(np.float64), s.min_p)]
+
+    def _narrow(self, ids: Ids, values: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
+        """What typical, top-p and min-p leave of candidates (best first)."""
+        s = self.sampling
+        if s.typical_p < 1:
+            keep = typical(values, s.typical_p)
+            ids, values = ids[keep], values[keep]
+        n = min_p(values[: top_p(values, s.top_p)], s.min_p)
+        return ids[:n], values[:n]
 
     def _uniform(self) -> float:
         if self._random is None:

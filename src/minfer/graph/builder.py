@@ -102,6 +102,9 @@ class Builder:
     def soft_cap(self, x: Node, cap: float, name: str) -> Node:
         return self.add_op(ir.SoftCap(cap), name, x)
 
+    def top_k(self, x: Node, k: int) -> Node:
+        return self.add_op(ir.TopK(k), "top_k", x)
+
     def tail_rows(self, x: Node) -> Node:
         """The rows whose logits are asked for; `x` itself where that is all of them."""
         if self.params.n_outputs == self.params.n_tokens:

@@ -181,6 +181,17 @@ class SoftCap(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class TopK(Op):
+    """The k largest values of each row, largest first, the lowest index of equal ones first.
+
+    NaN and Inf come before every number, so one of them anywhere in a row shows in its first place. A row of the value
+    is 2k + 1 words: the k indices, the bits of their f32 values, the bits of log(sum(exp(row))) as f32.
+    """
+
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
 class View(Op):
     """Features `[start, start + size)` of every token."""
 
@@ -301,7 +312,7 @@ class GraphParams:
     `window` is the number of int32 values a query has in the window input: 0 (causal: one sequence whose cell equals
     its position), 2 (one `[lo, hi)` cell range) or 8 (four `(cell, length)` runs in position order).
     `n_outputs` rows leave the last layer: all of them in order where it equals `n_tokens`, else those of `tail_ids`;
-    with 0 the graph only fills the KV cache.
+    with 0 the graph only fills the KV cache. `top_k` makes the `TopK` of the logits the output instead of all of them.
     """
 
     n_tokens: int
@@ -311,6 +322,7 @@ class GraphParams:
     window: int = 0
     unfused: frozenset[str] = frozenset()
     trace: bool = False
+    top_k: int | None = None
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,11 @@ def _same(_: Op, x: Sequence[Shape]) -> Shape:
     return x[0]
 
 
+def _top_k(op: ir.TopK, x: Sequence[Shape]) -> Shape:
+    _need(len(x[0]) == 2 and 1 <= op.k <= x[0][0], f"the best {op.k} of rows of a (d, n) value, found {x[0]}")
+    return (2 * op.k + 1, x[0][1])
+
+
 def _view(op: ir.View, x: Sequence[Shape]) -> Shape:
     _need(
         op.start >= 0 and op.size > 0 and op.start + op.size <= x[0][0],
@@ -196,6 +201,7 @@ RULES: dict[type[Op], Rule] = {
     ir.Scale: Rule(("f32",), _same, "elementwise"),
     ir.Softmax: Rule(("f32",), _same, "over the first axis"),
     ir.SoftCap: Rule(("f32",), _same, "elementwise"),
+    ir.TopK: Rule(("f32",), _top_k, "(d, n) -> (2k + 1, n)", output="i32"),
     ir.View: Rule(("f32",), _view, "(d, n) -> (size, n)"),
     ir.Reshape: Rule(("f32",), _reshape, "equal number of values"),
     ir.Permute: Rule(("f32",), _permute, "axes reordered"),

@@ -85,7 +85,7 @@ class Transformer(ABC):
         return b.embed(self.token_embd)
 
     def build(self, params: GraphParams) -> Graph:
-        """The forward pass: token ids to logits `(n_vocab, n_outputs)`."""
+        """The forward pass: token ids to logits `(n_vocab, n_outputs)`, or to the best of them."""
         b = Builder(params)
         x = self.embed(b)
         for index in range(self.n_layer):
@@ -95,7 +95,7 @@ class Transformer(ABC):
         logits = b.matmul(x, self.output, "logits")
         if self.final_softcap is not None:
             logits = b.soft_cap(logits, self.final_softcap, "logits_capped")
-        return b.finish(logits)
+        return b.finish(logits if params.top_k is None else b.top_k(logits, params.top_k))
 
     def core_tensors(self, r: Reader, blk: str) -> dict[str, Weight]:
         """The nine tensors that every layer has."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import spaces
 from .checks import Binding, CheckError
-from .errors import MslError
+from .errors import MslError, ToolError
 from .library import Kernel, Library
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ def _value(text: str) -> Value:
 def _check(library: Library, constants: dict[str | int, Value], arch: str | None) -> int:
     unit = library.unit
     dummies: dict[str | int, Value] = {c.name: 1 for c in unit.constants.values()}  # any value compiles
+    try:
+        notes = [f"address spaces are not checked at {place}" for place in spaces.check(unit)]
+    except ToolError as missing:
+        notes = [str(missing)]
     library.prepare([(name, {**dummies, **constants}) for name in library.kernel_names])
     if arch:
         from . import nvrtc
@@ -102,6 +107,7 @@ def _check(library: Library, constants: dict[str | int, Value], arch: str | None
         )
         needs = ", ".join(unit.instances[name].constants)
         print(f"{name}({arguments}){f' constants: {needs}' if needs else ''}")
+    print("".join(f"note: {note}\n" for note in notes), end="")
     print(f"{library.name}: {len(library.kernel_names)} kernel(s), no faults found in the source")
     return 0
 

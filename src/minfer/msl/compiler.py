@@ -37,8 +37,8 @@ COMMON = [
     "-fno-stack-protector",
 ]
 MISSING = (
-    "no C++ compiler found: install g++ (Debian, Ubuntu: apt install g++), clang, or the ziglang package from PyPI "
-    "(pip install ziglang), or name one in MSL_CXX"
+    "no C++ compiler with _Float16 found: install g++ 12 or later (Debian, Ubuntu: apt install g++), clang 15 or "
+    "later, or the ziglang package from PyPI (pip install ziglang), or name one in MSL_CXX"
 )
 TIMEOUT_S = 900
 
@@ -53,11 +53,16 @@ class Compiler:
 
 
 def _probe(kind: str, command: tuple[str, ...]) -> Compiler | None:
+    """The compiler behind a command, or None: there is none, or one too old for `half` (g++ 11, clang 14)."""
+
+    def run(*args: str, input: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *args], input=input, capture_output=True, text=True, timeout=60, check=False)
+
     try:
-        out = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        out = run("--version")
+        if out.returncode or not out.stdout or run("-fsyntax-only", "-xc++", "-", input="_Float16 half;").returncode:
+            return None
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    if out.returncode != 0 or not out.stdout:
         return None
     if not kind:
         kind = "clang" if "clang" in out.stdout else "gcc"
@@ -71,7 +76,7 @@ def compilers() -> dict[str, Compiler]:
     gxx = shutil.which("g++")
     if gxx and (c := _probe("", (gxx,))):
         found["g++" if c.kind == "gcc" else "clang"] = c
-    for name in ["clang++", *(f"clang++-{v}" for v in range(25, 13, -1))]:
+    for name in ["clang++", *(f"clang++-{v}" for v in range(25, 14, -1))]:
         path = shutil.which(name)
         if path and (c := _probe("clang", (path,))):
             found.setdefault("clang", c)

@@ -150,7 +150,8 @@ class Device:
     `check` runs every launch with all checks; findings make a command buffer fail and are kept in `reports`. `count`
     also counts the bytes of every buffer.
     `order` (forward, backward, shuffled by `seed`, lockstep) is the order of lanes and threadgroups, and of launches
-    that no barrier orders. `compiler` is g++, clang, zig or a command.
+    that no barrier orders. `compiler` is g++, clang, zig or a command. `timeout` is how many seconds no threadgroup may
+    begin or end: then the launch fails.
     """
 
     name = "software Metal device"
@@ -169,8 +170,9 @@ class Device:
         seed: int = 0,
         os_threads: int | None = None,
         compiler: str | None = None,
+        timeout: float = runtime.TIMEOUT_S,
     ) -> None:
-        self.run = Run(check=check, count=count, order=order, seed=seed, os_threads=os_threads)
+        self.run = Run(check, count, order, seed, os_threads, timeout)
         self.track_initialised = check
         self.compiler = compiler
         self.queues: list[CommandQueue] = []

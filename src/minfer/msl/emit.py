@@ -19,6 +19,7 @@ _TYPE_KEYWORDS = frozenset(
     ["bool", "char", "short", "int", "long", "float", "half", "unsigned", "signed", "auto", "uint", "ushort", "uchar"]
 )
 Value = bool | int | float
+Place = tuple[str, int]
 
 
 def constant_text(constant: FunctionConstant, value: Value) -> str:
@@ -47,6 +48,7 @@ class Emitter:
     """
 
     kernel_word = "static"
+    keeps_instantiations = False
 
     def __init__(self, unit: Unit, constants: Mapping[str, Value]) -> None:
         self.unit, self.tokens, self.values = unit, unit.tokens, constants
@@ -63,6 +65,10 @@ class Emitter:
         """The replacement of an unroll pragma that stands before a loop; '' drops it."""
         return ""
 
+    def arm_text(self, other: str) -> str:
+        """What opens an arm of `c ? a : b` whose other arm is `other`, where the arms need equal types."""
+        raise NotImplementedError
+
     # ---- edits
 
     def replace(self, start: int, end: int, text: str) -> None:
@@ -71,7 +77,7 @@ class Emitter:
 
     def _collect(self) -> None:
         unit, tokens = self.unit, self.tokens
-        for start, end in unit.removed:
+        for start, end in () if self.keeps_instantiations else unit.removed:
             self.replace(start, end, "")
         for (start, end), c in zip(unit.constant_decls, unit.constants.values(), strict=True):
             value = constant_text(c, self.values[c.name]) if c.name in self.values else f"{c.type}()"
@@ -201,6 +207,49 @@ class Emitter:
         if "unroll" in t.text and following in ("for", "while", "do"):
             return self.unroll_text(t.text)
         return ""
+
+    # ---- conditionals whose arms C++ cannot choose between, where Metal can
+
+    def equal_arms(self, places: frozenset[Place]) -> None:
+        """Open the arms of the conditionals at these places (file, line) with `arm_text`, and close them."""
+        for i in range(len(self.tokens) - 1, -1, -1) if places else ():  # an inner one before the one around it
+            t = self.tokens[i]
+            if t.text == "?" and any(t.file == file and abs(t.line - line) <= 2 for file, line in places):
+                self._equal_arms(i)
+
+    def _equal_arms(self, question: int) -> None:
+        colon = self._end(question + 1, (":",))
+        end = self._end(colon + 1, (":", ",", ";"))
+        first, second = self._printed(question + 1, colon), self._printed(colon + 1, end)
+        opened = [self.arm_text(" ".join(self._text_at(i)[1] for i in arm)) for arm in (second, first)]
+        for before, last, opening in ((question, first[-1], opened[0]), (colon, second[-1], opened[1])):
+            if last == before + 1 and self.tokens[last].kind == "num" and self.tokens[last].text[-1] not in "hHF":
+                continue  # a literal that is no half; 0 may be a null pointer
+            self.replace(before, before + 1, f"{self.tokens[before].text} {opening}")
+            stop, text = self._text_at(last)
+            self.replace(last, stop, f"{text} )")
+
+    def _end(self, i: int, marks: tuple[str, ...]) -> int:
+        """The next of `marks` (a colon that belongs to no inner conditional), or the bracket that closes around it."""
+        depth = inner = 0
+        while True:
+            text = self.tokens[i].text
+            depth += 1 if text in ("(", "[", "{") else -1 if text in (")", "]", "}") else 0
+            if depth < 0 or (depth == 0 and text in marks and not (text == ":" and inner)):
+                return i
+            inner += depth == 0 and (text == "?") - (text == ":")
+            i += 1
+
+    def _text_at(self, i: int) -> tuple[int, str]:
+        return self.edits.get(i, (i + 1, self.tokens[i].text))
+
+    def _printed(self, start: int, end: int) -> list[int]:
+        """Where the tokens that will be printed begin."""
+        out = []
+        while start < end:
+            out.append(start)
+            start = self._text_at(start)[0]
+        return out
 
     # ---- printing
 

@@ -1,7 +1,10 @@
 """The CUDA back end: CUDA C++ for NVRTC from the same description of a source. A simdgroup is a warp of 32.
 
 An entry point takes one pointer a buffer, in order of `Entry.buffers`, then one 32-bit offset into the launch's dynamic
-shared memory a [[threadgroup(n)]] argument, in order of `Entry.threadgroup`. A grid is counted in whole threadgroups.
+shared memory a [[threadgroup(n)]] argument, in order of `Entry.threadgroup`. What a kernel takes as `constant T &` is
+passed itself, not by pointer (`Entry.values`): it is there when the kernel starts, without a read from memory. A grid
+is counted in whole threadgroups. On architectures that can, a kernel lets the next one be placed at once and waits for
+those before it (programmatic dependent launch), which changes nothing where the launch does not ask for it.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .emit import Emitter, Value
+from .emit import Emitter, Place, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,22 +20,32 @@ if TYPE_CHECKING:
     from .unit import Instance, Kernel, Param, ThreadgroupVar, Unit
 
 
-Place = tuple[str, int]
+#: A kernel that calls this function of its source waits there for the launches before it, not where it begins.
+WAIT = "wait_for_those_before"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How a kernel is called: the slots of its buffers and of its [[threadgroup(n)]] memory, in call order."""
+    """How a kernel is called: the slots of its buffers and of its [[threadgroup(n)]] memory, in call order, and which
+    of the buffers are passed by value."""
 
     buffers: tuple[int, ...]
     threadgroup: tuple[int, ...]
+    values: frozenset[int] = frozenset()
 
 
 def entry(kernel: Kernel) -> Entry:
     """The arguments of a kernel's entry point. A slot that two optional parameters share is passed once."""
-    return Entry(
-        *(tuple(sorted({p.index for p in kernel.params if p.kind == kind})) for kind in ("buffer", "threadgroup"))
-    )
+
+    def slots(kind: str) -> tuple[int, ...]:
+        return tuple(sorted({p.index for p in kernel.params if p.kind == kind}))
+
+    values = frozenset(p.index for p in kernel.params if _by_value(p))
+    return Entry(slots("buffer"), slots("threadgroup"), values)
+
+
+def _by_value(p: Param) -> bool:
+    return p.kind == "buffer" and p.form == "reference" and p.space == "constant" and not p.condition
 
 
 class CudaEmitter(Emitter):
@@ -46,44 +59,11 @@ class CudaEmitter(Emitter):
         self, unit: Unit, constants: Mapping[str, Value], conditionals: frozenset[Place] = frozenset()
     ) -> None:
         super().__init__(unit, constants)
-        for i in range(len(self.tokens) - 1, -1, -1) if conditionals else ():  # an inner one before the one around it
-            t = self.tokens[i]
-            if t.text == "?" and any(t.file == file and abs(t.line - line) <= 2 for file, line in conditionals):
-                self._equal_arms(i)
+        self.equal_arms(conditionals)
 
-    def _equal_arms(self, question: int) -> None:
-        colon = self._end(question + 1, (":",))
-        end = self._end(colon + 1, (":", ",", ";"))
-        first, second = self._printed(question + 1, colon), self._printed(colon + 1, end)
-        types = [f"decltype(({' '.join(self._text_at(i)[1] for i in arm)}))" for arm in (second, first)]
-        for before, last, other in ((question, first[-1], types[0]), (colon, second[-1], types[1])):
-            if last == before + 1 and self.tokens[last].kind == "num" and self.tokens[last].text[-1] not in "hHF":
-                continue  # a literal that is no half; 0 may be a null pointer
-            self.replace(before, before + 1, f"{self.tokens[before].text} msl_cuda::arm<{other}>(")
-            stop, text = self._text_at(last)
-            self.replace(last, stop, f"{text} )")
-
-    def _end(self, i: int, marks: tuple[str, ...]) -> int:
-        """The next of `marks` (a colon that belongs to no inner conditional), or the bracket that closes around it."""
-        depth = inner = 0
-        while True:
-            text = self.tokens[i].text
-            depth += 1 if text in ("(", "[", "{") else -1 if text in (")", "]", "}") else 0
-            if depth < 0 or (depth == 0 and text in marks and not (text == ":" and inner)):
-                return i
-            inner += depth == 0 and (text == "?") - (text == ":")
-            i += 1
-
-    def _text_at(self, i: int) -> tuple[int, str]:
-        return self.edits.get(i, (i + 1, self.tokens[i].text))
-
-    def _printed(self, start: int, end: int) -> list[int]:
-        """Where the tokens that will be printed begin."""
-        out = []
-        while start < end:
-            out.append(start)
-            start = self._text_at(start)[0]
-        return out
+    def arm_text(self, other: str) -> str:
+        """The arm takes the common type of both."""
+        return f"msl_cuda::arm<decltype(({other}))>("
 
     def threadgroup_text(self, variables: list[ThreadgroupVar]) -> str:
         """One shared variable each, aligned so that it can be read as vectors, as in the software device's arena."""
@@ -106,7 +86,7 @@ class CudaEmitter(Emitter):
         """What an entry point passes for a kernel parameter."""
         form = "msl_cuda::Pointer" if p.form == "pointer" else "msl_cuda::Reference"
         if p.kind == "buffer":
-            return f"{form}{{b{p.index}}}"
+            return f"{form}{{(void *)&b{p.index}}}" if _by_value(p) else f"{form}{{b{p.index}}}"
         if p.kind == "threadgroup":
             return f"{form}{{msl_cuda::threadgroup(t{p.index})}}"
         return f"msl_cuda::{p.builtin}()"
@@ -115,11 +95,22 @@ class CudaEmitter(Emitter):
         """The entry point of one instance."""
         kernel = instance.kernel
         slots = entry(kernel)
-        params = ", ".join([f"void *b{i}" for i in slots.buffers] + [f"uint t{i}" for i in slots.threadgroup])
+        values = {p.index: self._value_type(p) for p in kernel.params if _by_value(p)}
+        params = ", ".join(
+            [f"const __grid_constant__ {values[i]} b{i}" if i in values else f"void *b{i}" for i in slots.buffers]
+            + [f"uint t{i}" for i in slots.threadgroup]
+        )
         bounds = f"__launch_bounds__({kernel.max_threads}) " if kernel.max_threads else ""
         args = self.text_inline(*instance.args) if instance.args else ""
         call = ", ".join(self.argument(p) for p in kernel.params)
-        return f'extern "C" __global__ void {bounds}{symbol}({params}) {{ {kernel.scope}{kernel.name}{args}({call}); }}'
+        waits = any(self.tokens[i].text == WAIT for i in range(*kernel.body))
+        body = f"msl_cuda::chain(); {'' if waits else 'msl_cuda::wait(); '}{kernel.scope}{kernel.name}{args}({call});"
+        return f'extern "C" __global__ void {bounds}{symbol}({params}) {{ {body} }}'
+
+    def _value_type(self, p: Param) -> str:
+        """The type of a parameter that is passed by value."""
+        words = self.text_inline(p.decl[0], p.type_end).split()
+        return " ".join(w for w in words if w not in ("constant", "const", "volatile"))
 
 
 def emit_cuda(

@@ -56,13 +56,15 @@ Key = tuple[str, tuple[tuple[str, "Value"], ...]]
 
 class RunArguments(TypedDict, total=False):
     """Options of a launch: `threadgroup_memory` maps [[threadgroup(n)]] to bytes; `order` is forward, backward,
-    shuffled (by `seed`) or lockstep; `os_threads` processors; `count` asks a checked launch for byte counters."""
+    shuffled (by `seed`) or lockstep; `os_threads` processors; `count` asks a checked launch for byte counters;
+    `timeout` is how many seconds no threadgroup may begin or end."""
 
     threadgroup_memory: Mapping[int, int]
     order: str
     seed: int
     os_threads: int | None
     count: bool
+    timeout: float
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,13 @@ class Kernel:
             bindings = {i: b for i, b in zip(slots, buffers, strict=True) if isinstance(b, Binding)}
             checked = Checked(self, records[0], bindings, mode, count=options.get("count", False))
         runtime.run(
-            records, 1, threads=options.get("os_threads"), order=order, seed=options.get("seed", 0), names=[self.name]
+            records,
+            1,
+            threads=options.get("os_threads"),
+            order=order,
+            seed=options.get("seed", 0),
+            names=[self.name],
+            timeout=options.get("timeout", runtime.TIMEOUT_S),
         )
         del keep
         if checked is None:

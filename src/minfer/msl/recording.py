@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,13 +66,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Run:
-    """How a recording is run: with checks, with byte counters, in which order of lanes, threadgroups and launches."""
+    """How a recording is run: with checks, with byte counters, in which order of lanes, threadgroups and launches, and
+    how many seconds no threadgroup may begin or end."""
 
     check: bool = False
     count: bool = False
     order: str = "forward"
     seed: int = 0
     os_threads: int | None = None
+    timeout: float = runtime.TIMEOUT_S
 
 
 class Recording:
@@ -135,11 +138,20 @@ class Recording:
                 )
             records, names = shuffled, [names[i] for i in order]
         if not run.check:
-            runtime.run(records, len(names), threads=run.os_threads, order=run.order, seed=run.seed, names=names)
+            runtime.run(
+                records,
+                len(names),
+                threads=run.os_threads,
+                order=run.order,
+                seed=run.seed,
+                names=names,
+                timeout=run.timeout,
+            )
             self._written()
             return []
         reports = [Report("")] * len(names)
         unordered: list[Touch] = []
+        epochs, epoch = list(accumulate(launch.barrier for launch in self.launches)), None
         for k, i in enumerate(order or range(len(names))):
             launch = self.launches[i]
             alone = (i == 0 or launch.barrier) and (i + 1 == len(names) or self.launches[i + 1].barrier)
@@ -147,10 +159,11 @@ class Recording:
             ctypes.memmove(ctypes.addressof(one), ctypes.addressof(records[k]), ctypes.sizeof(runtime.LaunchRecord))
             bindings = {slot: _binding(b) for slot, b in launch.buffers.items()}
             checked = Checked(launch.kernel, one[0], bindings, mode, count=run.count or not alone)
-            runtime.run(one, 1, order=run.order, seed=run.seed, names=[names[k]])
+            runtime.run(one, 1, order=run.order, seed=run.seed, names=[names[k]], timeout=run.timeout)
             reports[i] = checked.report()
-            if launch.barrier:
+            if epochs[i] != epoch:  # the launch that has the barrier need not come first in a shuffled order
                 unordered.clear()
+                epoch = epochs[i]
             if not alone:
                 own = _touches(launch, checked)
                 _between_launches(launch, own, unordered, reports[i])

@@ -30,9 +30,15 @@ class LaunchRecord(ctypes.Structure):
 
 
 class RunOptions(ctypes.Structure):
-    """How a list of launches is run: OS threads, order of lanes and threadgroups, seed of a shuffle."""
+    """How a list of launches is run: OS threads, order of lanes and threadgroups, seed of a shuffle, and how long no
+    threadgroup may begin or end."""
 
-    _fields_ = (("threads", ctypes.c_uint32), ("order", ctypes.c_uint32), ("seed", ctypes.c_uint64))
+    _fields_ = (
+        ("threads", ctypes.c_uint32),
+        ("order", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
+        ("timeout_ms", ctypes.c_uint64),
+    )
 
 
 class FailureRecord(ctypes.Structure):
@@ -48,6 +54,9 @@ class FailureRecord(ctypes.Structure):
     )
 
 
+#: A threadgroup that takes longer than this is taken for one that never ends.
+TIMEOUT_S = 60.0
+TIMED_OUT = 8
 FAILURES = {
     1: "lanes of a simdgroup wait at different simdgroup functions (lines {a} and {b}); every lane must reach each",
     2: "threads of a threadgroup wait at different barriers (lines {a} and {b})",
@@ -56,6 +65,7 @@ FAILURES = {
     5: "buffer {a} is not bound",
     6: "the runtime could not start its threads",
     7: "loops and calls are nested deeper than {a}",
+    8: "no threadgroup has ended for {a} ms; the launch was given up, and what it wrote is not whole",
 }
 
 
@@ -94,7 +104,7 @@ def default_threads() -> int:
 def failure_text(failure: FailureRecord) -> str:
     """The sentence for a failure, with thread and threadgroup."""
     text = FAILURES.get(failure.code, "unknown failure").format(a=failure.a, b=failure.b)
-    return f"{text} (thread {failure.tid} of threadgroup {tuple(failure.group)})"
+    return text if failure.code == TIMED_OUT else f"{text} (thread {failure.tid} of threadgroup {tuple(failure.group)})"
 
 
 def run(
@@ -105,12 +115,14 @@ def run(
     order: str = "forward",
     seed: int = 0,
     names: object = None,
+    timeout: float = TIMEOUT_S,
 ) -> None:
-    """Run `count` launches one after the other in one native call. Raises LaunchError at the first that fails."""
+    """Run `count` launches one after the other in one native call. Raises LaunchError at the first that fails, and
+    where no threadgroup begins or ends for `timeout` seconds."""
     lib = library(runtime_compiler())
     if order not in ORDERS:
         raise LaunchError(f"order {order!r} is none of {', '.join(ORDERS)}")
-    options = RunOptions(threads or default_threads(), ORDERS[order], seed & (2**64 - 1))
+    options = RunOptions(threads or default_threads(), ORDERS[order], seed & (2**64 - 1), max(int(timeout * 1000), 1))
     failure = FailureRecord()
     done = lib.msl_run(ctypes.addressof(records), count, ctypes.addressof(options), ctypes.addressof(failure))
     if failure.code:

@@ -11,11 +11,11 @@ import pytest
 from minfer import cases
 from minfer.backends.cpu import CpuBackend
 from minfer.errors import RequestError
-from minfer.graph import ir
 from minfer.quants import FORMATS, KV_FORMATS
 
 if TYPE_CHECKING:
     from minfer.cases import Case
+    from minfer.graph import ir
 
 F32 = npt.NDArray[np.float32]
 FLOATS = ("F32", "F16", "BF16")
@@ -37,16 +37,6 @@ ISAS = [
 
 def run(case: Case, isa: str = "", threads: int = 2) -> list[npt.NDArray[Any]]:
     return cases.run(case, CpuBackend(case.kv_format, threads, isa=isa))
-
-
-def bound_kind(case: Case) -> str:
-    """The class of `backends.cpu.BOUNDS` that a case belongs to."""
-    if case.kind != "matmul":
-        return case.kind
-    if all(weight.type in FLOATS for weight in ir.weights_of(case.op)):
-        return "matmul_float"
-    gated = isinstance(case.op, ir.Project) and case.op.epilogue in ("swiglu", "geglu")
-    return "gated" if gated else "matmul"
 
 
 def rounded(x: F32) -> npt.NDArray[np.float64]:

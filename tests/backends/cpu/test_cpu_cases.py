@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from native import FLOATS, ISAS, bound_kind, product, run
+from native import FLOATS, ISAS, product, run
 
 from minfer import cases
-from minfer.backends.cpu import BOUNDS, CpuBackend
+from minfer.backends.cpu import CpuBackend
 from minfer.backends.reference import ReferenceBackend
 from minfer.cases import Case, Value
 from minfer.graph import ir
 from minfer.graph.ir import Weight
 from minfer.quants import FORMATS, KV_FORMATS
 
-CASES = cases.all_cases()
+#: All but the best of the logits, which lie in the host's memory: there the sampler ranks them.
+CASES = [case for case in cases.all_cases() if not isinstance(case.op, ir.TopK)]
 #: A sum of f32 products in another order, and exp of another library, relative to the root mean square.
 TIGHT = 2e-5
 
@@ -32,13 +33,14 @@ def oracle(name: str) -> list[npt.NDArray[Any]]:
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_case_is_within_its_class(isa: str) -> None:
     worst = []
+    backend = CpuBackend(threads=1, isa=isa)
     for case in CASES:
         for threads in (1, 3):
             got = run(case, isa, threads)
             want = oracle(case.name)
             assert len(got) == len(want) > 0
             error = max(cases.error(g, w) for g, w in zip(got, want, strict=True))
-            if not error <= BOUNDS[bound_kind(case)]:
+            if not error <= backend.bound(case.graph("cpu").nodes[-1], case.kind, cases.BOUNDS[case.kind]):
                 worst.append((case.name, threads, error))
     assert not worst
 

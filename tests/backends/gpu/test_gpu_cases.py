@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,20 @@ import numpy as np
 import pytest
 
 from minfer import cases
+from minfer.backends.gpu.devices import simulator
+from minfer.backends.gpu.kernels import FAMILIES
+from minfer.backends.gpu.lower import choose
 from minfer.backends.reference import ReferenceBackend
+from minfer.graph import ir
 
 if TYPE_CHECKING:
     from minfer.cases import Case
 
 CASES = cases.all_cases()
+#: What kernels are chosen by: a device that takes the plain ones, and one like CUDA that asks for its own.
+PLAIN = simulator.SimulatorDevice().profile
+EVERY = replace(PLAIN, extra=frozenset(choose.EXTRA), split_rows=64, max_splits=choose.MAX_SPLITS)
+PROFILES = (PLAIN, EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +62,8 @@ def test_case(case: Case) -> None:
 #: One small case or more of each kernel; the whole list is in the slow run. Cases of thousands of rows are for speed.
 QUICK = (
     "embed/Q4_1",
+    "top_k/1025x2/k40",
+    "top_k/nan/k40",
     "embed/Q6_K",
     "embed/F16",
     "get_rows",
@@ -67,17 +78,21 @@ QUICK = (
     "head_rope_store/norm/q8_0/head64/biased/normed",
     "attn/map/q8_0/sliding5",
     "attn/span/f16/full",
+    "attn/spans/two/f16",
     "attn/sliding3/decode",
     "attn/sliding16/prefill",
     "attn/decode1000",
+    "attn/few_of_many_cells/q8_0",
     "project/norm_qkv/n1",
     "project/bias/n2",
+    "project/add/n3",
     "project/geglu/n5",
     "project/swiglu/Q4_1/n1",
     "project/add/n9",
     "project/swiglu/BF16/n33",
 )
 LONG = ("/constant_v/",)
+SHORT = [case for case in CASES if not any(part in case.name for part in LONG)]
 
 
 def check(case: Case, order: str) -> None:
@@ -94,6 +109,14 @@ def test_the_quick_list_has_every_kernel() -> None:
     every = gpu_cases.variants(CASES)
     missing = {launch.kernel for launch in every} - {launch.kernel for launch in listed}
     assert missing <= {"attention_g1", "attention_g4", "attention_g8", "copy_strided"}, "instances of kernels listed"
+
+
+def test_the_checked_cases_have_every_variant() -> None:
+    every, checked = (
+        {(launch.family, launch.kernel, launch.constants) for launch in gpu_cases.variants(some)}
+        for some in (CASES, SHORT)
+    )
+    assert every == checked
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +137,50 @@ def compiled_checked() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_checked")
-@pytest.mark.parametrize("case", [c for c in CASES if not any(part in c.name for part in LONG)], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
 def test_checked_all(case: Case) -> None:
     check(case, "backward")
+
+
+# --- the list itself ---------------------------------------------------------------------------------------------
+
+
+def test_cases_stand_on_both_sides_of_every_threshold() -> None:
+    """Of the table that chooses kernels: tokens of a product, heads of a group, queries, rows of a region."""
+    products: dict[bool, set[int]] = {False: set(), True: set()}
+    groups: set[int] = set()
+    queries: dict[int, dict[int, set[int]]] = {}  # by layout of the window, by queries: the cells of the region
+    for case in CASES:
+        if isinstance(case.op, (ir.MatMul, ir.Project)):
+            products[bool(getattr(case.op, "norm", None))].add(case.inputs[0].shape[1])
+        elif isinstance(case.op, ir.Attn):
+            assert case.kv
+            groups.add(case.op.n_head // case.op.n_kv_head)
+            queries.setdefault(case.window, {}).setdefault(case.inputs[0].shape[1], set()).add(case.kv.n_cells)
+    for edge in {choice.max_tokens for choice in choose.PRODUCTS} - {choose.MANY}:
+        assert all({edge, edge + 1} <= tokens for tokens in products.values()), f"{edge} tokens and one more"
+    for edge in choose.HEAD_GROUPS:
+        assert {edge, edge + 1} <= groups, f"{edge} query heads a KV head and one more"
+    assert choose.TILED_MIN_QUERIES == choose.SPLIT_MAX_QUERIES + 1
+    for profile in PROFILES:
+        for edge in (2 * profile.split_rows, profile.max_splits * profile.split_rows):
+            assert {edge - 1, edge} <= queries[0][1], f"a region of {edge} rows and one less"
+        for layout in (0, 2):
+            for n in (choose.SPLIT_MAX_QUERIES, choose.TILED_MIN_QUERIES):
+                assert max(queries[layout][n]) >= 2 * profile.split_rows, f"{n} queries over rows that are split"
+    one = {case.op.weight.shape for case in CASES if isinstance(case.op, ir.MatMul) and case.inputs[0].shape[1] == 1}
+    for below, above in (((1024, 37), (1056, 37)), ((32, 2047), (32, 2048)), ((32, 8191), (32, 8192))):
+        assert {below, above} <= one
+        assert choose.wide(*below) != choose.wide(*above), "the edge is elsewhere: move the cases to it"
+
+
+def test_the_list_runs_every_kernel() -> None:
+    """On a device with every tier, or on one without those that a device must ask for."""
+    ran = set()
+    for profile in PROFILES:
+        for case in CASES:
+            gpu = gpu_cases.backend(case)
+            gpu.device.profile = profile
+            launched = [v for some in cases.Opened(case, gpu).launches() for v in some.launches]
+            ran |= {launch.kernel for launch in launched}
+    assert ran == {name for family in FAMILIES for name in simulator.library(family).kernel_names}

@@ -200,3 +200,37 @@ def test_a_decode_step_reads_weights_and_window_once(monkeypatch: pytest.MonkeyP
     used -= sum(b.nbytes for s, _ in device.reports for b in s.launch.bindings if b.ref in seen and b.nbytes < 1024)
     assert 0 < rows < used
     assert used + rows <= read <= 1.05 * (used + rows)
+
+
+# --- the best logits ---------------------------------------------------------------------------------------------
+
+
+def test_only_the_best_logits_leave_the_device() -> None:
+    engine = simulate("gemma3")
+    logits = engine.forward(IDS, engine.cells.rows(len(IDS)), 3)
+    for row, best in zip(logits, engine.forward_best(IDS, engine.cells.rows(len(IDS)), 3, 7), strict=True):
+        assert best.ids.tolist() == sorted(range(len(row)), key=lambda i: (-row[i], i))[:7]
+        assert best.logits.tolist() == row[best.ids].tolist()
+        assert best.log_sum == pytest.approx(np.log(np.exp(row.astype(np.float64)).sum()), abs=1e-5)
+
+
+def test_an_id_feeds_the_next_step_on_the_device() -> None:
+    """The ids of a greedy answer by copies from the value that chose them, against ids that pass through the host."""
+    engine = simulate("qwen3")
+    engine.prefill(IDS)
+    first = int(engine.prefill_best([5], 1).ids[0])
+    expected = int(engine.prefill_best([first], 1).ids[0])
+    engine.cells.truncate(len(IDS))
+    engine.prefill_best([5], 1)
+    backend, compiled = gpu(engine), engine.cache.get(engine.params(1, top_k=1))
+    graph = compiled.plan.graph
+    buffers = {
+        node.name: engine.allocator.buffer(compiled.plan.slot(node)) for node in (*graph.nodes[:3], graph.nodes[-1])
+    }
+    rows = engine.cells.rows(1)
+    backend.copy(buffers["top_k"], buffers["token_ids"], 4)
+    backend.write(buffers["positions"], rows.positions)
+    backend.write(buffers["cells"], rows.cells)
+    for program in compiled.programs:
+        program.run()
+    assert int(backend.read(buffers["top_k"], 4).view(np.int32)[0]) == expected

@@ -27,13 +27,22 @@ def run(case: Case, weights: dict[str, np.ndarray[Any, Any]] | None = None, **in
     return np.asarray(cases.run(case, gpu_cases.backend(case))[0])
 
 
-@pytest.mark.parametrize("n", [1, 9])
+@pytest.mark.parametrize("n", [1, 8])
 def test_constants_through_norm_and_matmul(n: int) -> None:
     """A constant vector normalizes to ones; 0.5 (gain) x 0.25 (weight) x 4096 (terms) is 512, exactly."""
     op = ir.Project((Weight("w", "F16", (4096, 3)),), (Weight("g", "F32", (4096,)), 0.0))
     case = Case("constants", op, (Value((4096, n), fill=7.0),), "matmul")
     weights = {"w": np.full((3, 4096), 0.25), "g": np.full((1, 4096), 0.5)}
     assert np.array_equal(run(case, weights), np.full((n, 3), 512, np.float32))
+
+
+def test_constants_through_norm_then_many_products() -> None:
+    """The same in two launches, as many tokens take it."""
+    gain = ir.RmsNorm(Weight("g", "F32", (4096,)), 0.0)
+    normed = run(Case("norm", gain, (Value((4096, 9), fill=7.0),), "norm"), {"g": np.full((1, 4096), 0.5)})
+    assert np.array_equal(normed, np.full((9, 4096), 0.5, np.float32))
+    case = Case("constants", ir.MatMul(Weight("w", "F16", (4096, 3))), (Value((4096, 9)),), "matmul")
+    assert np.array_equal(run(case, {"w": np.full((3, 4096), 0.25)}, x0=normed), np.full((9, 3), 512, np.float32))
 
 
 @pytest.mark.parametrize("type_", ["F16", "BF16"])
@@ -62,7 +71,7 @@ def test_values_beyond_f16_stay_finite_in_a_matrix_product() -> None:
 
 
 def windowed(layout: int, window: tuple[int, ...], n: int, fmt: str = "f32", sliding: int | None = None) -> Case:
-    return cases._windowed(f"window{layout}", layout, window, n, fmt, sliding)
+    return cases.windowed(f"window{layout}", layout, window, n, fmt, sliding)
 
 
 @pytest.mark.parametrize("fmt", KV_FORMATS)
@@ -86,7 +95,7 @@ def test_a_window_shifted_by_one_changes_the_result() -> None:
 
 @pytest.mark.parametrize("n", [1, 20])
 def test_keys_with_a_bias_of_600_stay_finite(n: int) -> None:
-    case = cases._causal("bias", 64, 2, 1, n, 30)
+    case = cases.causal("bias", 64, 2, 1, n, 30)
     got = run(case, kv_k=case.data()["kv_k"] + 600)
     assert np.isfinite(got).all()
 
@@ -102,7 +111,7 @@ def test_a_block_of_zeros_in_q8_0_stays_zero() -> None:
 @pytest.mark.parametrize("sliding", [None, 5])
 def test_rows_outside_a_query_s_window_do_not_reach_it(n: int, sliding: int | None) -> None:
     """NaN in the last row's value (and key) makes the last query NaN, and no other: 0 x NaN is never added."""
-    case = cases._causal("nan", 64, 2, 1, n, 30, sliding=sliding)
+    case = cases.causal("nan", 64, 2, 1, n, 30, sliding=sliding)
     clean = run(case)
     data = case.data(0)
     k, v = data["kv_k"].copy(), data["kv_v"].copy()
@@ -121,7 +130,7 @@ def test_rows_outside_a_query_s_window_do_not_reach_it(n: int, sliding: int | No
 @pytest.mark.parametrize("fmt", KV_FORMATS)
 def test_nan_in_a_window_is_not_hidden(fmt: str, n_cells: int) -> None:
     """Whole or split, stored in any format: a NaN reaches the result, where the check on the logits finds it."""
-    case = cases._causal("nan", 64, 2, 1, 1, 30)
+    case = cases.causal("nan", 64, 2, 1, 1, 30)
     case = Case(case.name, case.op, case.inputs, case.kind, KvFill(64, n_cells, tuple(range(31)), fmt))
     v = case.data(0)["kv_v"].copy()
     v[7, 3] = np.nan
@@ -139,7 +148,7 @@ def lengths(step: int) -> list[int]:
 def check_length(total: int, fmt: str) -> None:
     """All of `total` rows as one batch, and the last query alone, against the definition."""
     for n in {total, 1}:
-        case = cases._causal(f"length{total}", 40, 2, 1, n, total - n, fmt)
+        case = cases.causal(f"length{total}", 40, 2, 1, n, total - n, fmt)
         got = run(case)
         data = case.data(0)
         k, v = (KV_FORMATS[fmt].unpack(KV_FORMATS[fmt].pack(data[name]), 40) for name in ("kv_k", "kv_v"))
@@ -166,10 +175,24 @@ def test_every_length_to_200(fmt: str) -> None:
 
 def test_split_attention_agrees_with_whole() -> None:
     """4096 cells make 16 splits, most of them empty."""
-    case = cases._causal("split", 64, 6, 2, 1, 700)
+    case = cases.causal("split", 64, 6, 2, 1, 700)
     case = Case(case.name, case.op, case.inputs, case.kind, KvFill(128, 4096, case.kv.cells))  # type: ignore[union-attr]
     names = [launch.kernel for launch in gpu_cases.launches(case)]
     assert names[-2:] == ["attention_g4", "attention_combine"]
     got = run(case)
     want = cases.run(case, ReferenceBackend())[0]
     assert cases.error(got, want) < cases.BOUNDS["attention"]
+
+
+@pytest.mark.parametrize("fmt", KV_FORMATS)
+def test_tiles_read_the_rows_of_their_queries_and_no_others(fmt: str) -> None:
+    """Spans of two sequences far apart: the rows between, and in the tiles beside, are never touched."""
+    case = gpu_cases.by_name(f"attn/spans/two/{fmt}")
+    gpu = gpu_cases.backend(case, check=True)
+    cases.run(case, gpu)
+    (tiled,) = [(s, r) for s, r in gpu.device.reports if s.launch.kernel == "attention_tiled"]  # type: ignore[attr-defined]
+    spans = np.array(case.inputs[2].integers).reshape(-1, 2)
+    rows = {cell for low, high in spans for cell in range(low, high)}
+    assert case.kv
+    for slot in (4, 5):
+        assert tiled[1].counters.read_distinct[slot] == len(rows) * KV_FORMATS[fmt].row_bytes(case.kv.n_values)

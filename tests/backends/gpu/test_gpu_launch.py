@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import struct
@@ -136,33 +137,51 @@ def test_kernels_are_metal_and_state_their_threadgroup_memory(family: str) -> No
         declared = THREADGROUP_BYTES.get(name)
         kernel = library.unit.instances[name].kernel
         if kernel.threadgroup and family != "heads":
-            assert declared or name.startswith("attention_g"), name
+            small = ("attention_", "project_wide", "top_")  # less than the largest stated
+            assert declared or name.startswith(small), name
 
 
 # --- the choice table --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("n_tokens", "norm", "kernel"),
+    ("n_tokens", "kernel"),
     [
-        (1, True, "project_t1"),
-        (2, True, "project_t2"),
-        (3, False, "project_t4"),
-        (4, False, "project_t4"),
-        (5, True, "project_t8"),
-        (8, True, "project_t8"),
-        (9, False, "gemm"),
-        (512, False, "gemm"),
-        (9, True, "project_t8"),
+        (1, "project_t1"),
+        (2, "project_t2"),
+        (3, "project_t4"),
+        (4, "project_t4"),
+        (5, "project_t8"),
+        (8, "project_t8"),
+        (9, "gemm"),
+        (512, "gemm"),
     ],
 )
-def test_products_by_token_count(n_tokens: int, norm: bool, kernel: str) -> None:
-    assert choose.product(PROFILE, n_tokens, norm=norm).kernel == kernel
+def test_products_by_token_count(n_tokens: int, kernel: str) -> None:
+    assert choose.product(PROFILE, n_tokens).kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "coded", "kernel"),
+    [
+        (1, True, "project_wide"),
+        (1, False, "project_t1"),
+        (2, True, "project_t2"),
+        (8, True, "project_t8"),
+        (9, True, "gemm_mma"),
+        (9, False, "gemm_mma"),
+    ],
+)
+def test_products_of_a_device_with_tiers_of_its_own(n_tokens: int, coded: bool, kernel: str) -> None:
+    own = dataclasses.replace(PROFILE, extra=frozenset(choose.EXTRA))
+    assert choose.product(own, n_tokens, coded=coded).kernel == kernel
+    off = dataclasses.replace(own, off=frozenset(choose.EXTRA))
+    assert choose.product(off, n_tokens, coded=coded) == choose.product(PROFILE, n_tokens)
 
 
 def test_tiers_can_be_switched_off() -> None:
     off = Profile("test", True, 1024, 32768, 1 << 32, off=choose.tiers_off("gemm:off,attn:generic"))
-    assert choose.product(off, 100, norm=False).kernel == "project_t8"
+    assert choose.product(off, 100).kernel == "project_t8"
     assert choose.splits(off, 1, 100_000) == 1
     assert not choose.tiled(off, 100, 0)
     with pytest.raises(RequestError, match="'fast:on' is none of gemm:off"):
@@ -174,7 +193,8 @@ def test_attention_by_shape() -> None:
     assert [choose.splits(PROFILE, 1, n) for n in (1, 256, 511, 512, 4096, 100_000)] == [1, 1, 1, 2, 16, 16]
     assert [choose.splits(PROFILE, n, 4096) for n in (8, 9)] == [16, 1]
     assert [choose.tiled(PROFILE, n, 0) for n in (8, 9)] == [False, True]
-    assert [choose.tiled(PROFILE, 9, window) for window in (2, 8)] == [False, False]
+    assert [choose.tiled(PROFILE, n, 2) for n in (9, 32, 33)] == [False, False, True]
+    assert not choose.tiled(PROFILE, 1000, 8)
 
 
 # --- golden launch plans -----------------------------------------------------------------------------------------

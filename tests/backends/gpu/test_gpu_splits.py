@@ -159,6 +159,23 @@ def test_weights_are_charged_in_a_refusal(discrete: type[_Discrete], monkeypatch
         open_engine(TINY / "qwen3.gguf", device=GPU)
 
 
+def test_the_parts_of_a_split_window_are_charged(discrete: type[_Discrete], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is charged is what steps of any size allocate, and the refusal names it."""
+    monkeypatch.setattr(discrete, "free", -1)
+    engine = open_engine(TINY / "qwen3.gguf", device=GPU, n_ctx=1024)
+    backend = engine.backends[GPU]
+    assert isinstance(backend, GpuBackend)
+    charged = backend.scratch_bytes(engine.plan(512), 1024)
+    taken = []
+    for n in (1, 2, 8, 9, 40):
+        plan = engine.plan(n)
+        taken += [sum(backend.lower(plan, split)[0].scratch.values()) for split in plan.splits]
+    assert max(taken) == charged == 4 * 8 * 4 * engine.arch.n_head * (engine.arch.head_dim + 2)  # 8 queries, 4 parts
+    monkeypatch.setattr(discrete, "free", 1000)
+    with pytest.raises(DeviceMemoryError, match=f"scratch {charged:,}"):
+        open_engine(TINY / "qwen3.gguf", device=GPU, n_ctx=1024)
+
+
 @pytest.mark.parametrize("wrong", [-1, 4, "many"])
 def test_a_count_that_no_model_has_is_refused(wrong: int | str) -> None:
     with pytest.raises(RequestError, match="expected 0 to 3 or auto"):

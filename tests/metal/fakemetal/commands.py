@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import TYPE_CHECKING, Any
 
 from minfer.msl.errors import LaunchError
@@ -12,6 +14,7 @@ from .runtime import Instance, Runtime
 if TYPE_CHECKING:
     from minfer.msl import commands
 
+    from .objects import CounterSampleBuffer
     from .runtime import Proxy
 
 
@@ -27,11 +30,14 @@ class SharedEvent(Instance):
         return int(self.software.signaled_value)
 
     def waitUntilSignaledValue_timeoutMS_(self, value: int, timeout: int) -> bool:
+        runtime = self.runtime
         if timeout > 600_000:
-            raise self.runtime.fail(f"a wait of {timeout} ms is not bounded")
-        self.runtime.drain()
+            raise runtime.fail(f"a wait of {timeout} ms is not bounded")
+        runtime.drain()
         # What has not happened by now never will, so a test need not sit and wait.
-        return bool(self.software.wait_until_signaled(value, 0))
+        there = bool(self.software.wait_until_signaled(value, 0))
+        runtime.time += runtime.faults.wait_s if there else runtime.faults.timeout_factor * timeout / 1000
+        return there
 
 
 class Queue(Instance):
@@ -70,6 +76,8 @@ class CommandBuffer(Instance):
         self.open: Encoder | None = None
         self.used: list[Instance] = []
         self.signals: tuple[Any, int] | None = None
+        self.sampled: list[tuple[ComputeEncoder, CounterSampleBuffer, int, int]] = []
+        self.resolved: list[tuple[CounterSampleBuffer, tuple[int, int], Buffer, int]] = []
         self.committed = False
         self.failed: Error | None = None
         self.number = 0
@@ -93,6 +101,16 @@ class CommandBuffer(Instance):
 
     def computeCommandEncoderWithDispatchType_(self, kind: int) -> Encoder:
         return self.begin(ComputeEncoder(self, concurrent=kind == 1))
+
+    def computeCommandEncoderWithDescriptor_(self, descriptor: Proxy) -> Encoder:
+        encoder = ComputeEncoder(self, concurrent=False)
+        attachment = descriptor.instance.attachments.first
+        if attachment.samples is not None:
+            if max(attachment.start, attachment.end) >= len(attachment.samples.ticks):
+                raise self.runtime.fail(f"sample {attachment.end} of {len(attachment.samples.ticks)}")
+            self.use(attachment.samples)
+            self.sampled.append((encoder, attachment.samples, attachment.start, attachment.end))
+        return self.begin(encoder)
 
     def blitCommandEncoder(self) -> Encoder:
         return self.begin(BlitEncoder(self))
@@ -128,9 +146,23 @@ class CommandBuffer(Instance):
             self.software.commit()
             if self.software.error is not None:
                 raise runtime.fail(f"the GPU would fault: {self.software.error}") from self.software.error
+            self._count()
         for instance in self.used:
             instance.release()
         self.used = []
+
+    def _count(self) -> None:
+        """A threadgroup takes a microsecond; a launch begins where the one before ended."""
+        runtime = self.runtime
+        for encoder, samples, start, end in self.sampled:
+            samples.ticks[start] = runtime.ticks()
+            runtime.time += 1e-6 * encoder.threadgroups
+            samples.ticks[end] = runtime.ticks()
+            if runtime.faults.no_samples:
+                samples.ticks[end] = None
+        for samples, (first, count), target, offset in self.resolved:
+            ticks = [2**64 - 1 if tick is None else tick for tick in samples.ticks[first : first + count]]
+            target.software.write(struct.pack(f"<{count}Q", *ticks), offset)
 
     def status(self) -> int:
         self.runtime.drain()
@@ -184,6 +216,7 @@ class ComputeEncoder(Encoder):
     def __init__(self, buffer: CommandBuffer, *, concurrent: bool) -> None:
         super().__init__(buffer)
         self.software: commands.ComputeEncoder = buffer.software.compute_encoder(concurrent=concurrent)
+        self.threadgroups = 0
         self.pipelines: set[int] = set()
         self.pipeline: Pipeline | None = None
         self.resident: set[int] = set()
@@ -227,6 +260,7 @@ class ComputeEncoder(Encoder):
         if self.pipeline is None:
             raise self.runtime.fail("dispatch without a pipeline")
         self.pipelines.add(id(self.pipeline))
+        self.threadgroups += math.prod(groups)
         self.checked(self.software.dispatch_threadgroups, tuple(groups), tuple(threads))
 
     def useResources_count_usage_(self, resources: Any, count: int, usage: int) -> None:
@@ -270,6 +304,18 @@ class BlitEncoder(Encoder):
             self.software.copy(source.instance.software, source_offset, target.instance.software, target_offset, size)
         except LaunchError as error:
             raise self.runtime.fail(str(error)) from error
+
+    def resolveCounters_inRange_destinationBuffer_destinationOffset_(
+        self, samples: Proxy, where: tuple[int, int], target: Proxy, offset: int
+    ) -> None:
+        self.encoding()
+        if where[0] + where[1] > len(samples.instance.ticks):
+            raise self.runtime.fail(f"samples {where} of {len(samples.instance.ticks)}")
+        if offset + 8 * where[1] > target.instance.software.length:
+            raise self.runtime.fail(f"{where[1]} samples do not fit {target.instance.software.length} bytes")
+        self.buffer.use(samples.instance)
+        self.buffer.use(target.instance)
+        self.buffer.resolved.append((samples.instance, where, target.instance, offset))
 
 
 class IndirectCommandBuffer(Instance):

@@ -73,6 +73,18 @@ NSERROR = {
 }
 NSURL = {"fileURLWithPath:": ((Argument("@", "NSString *", ""),), "@", "NSURL *"), "path": ((), "@", "NSString *")}
 
+#: Classes that the contract leaves out, from Apple's headers: PyObjC needs no more than their selectors.
+_SAMPLES, _INDEX = "id<MTLCounterSampleBuffer>", Argument("Q", "NSUInteger", "")
+_ATTACHMENT = "MTLComputePassSampleBufferAttachmentDescriptor"
+PASS_ATTACHMENTS = {
+    f"{_ATTACHMENT}Array": {"objectAtIndexedSubscript:": ((_INDEX,), "@", f"{_ATTACHMENT} *")},
+    _ATTACHMENT: {
+        "setSampleBuffer:": ((Argument("@", _SAMPLES, ""),), "v", "void"),
+        "setStartOfEncoderSampleIndex:": ((_INDEX,), "v", "void"),
+        "setEndOfEncoderSampleIndex:": ((_INDEX,), "v", "void"),
+    },
+}
+
 #: Constants that came after the oldest macOS minfer runs on.
 CONSTANT_SINCE: dict[str, Version] = {
     "MTLLanguageVersion3_2": (15,),
@@ -138,7 +150,7 @@ class Contract:
         return self._found[key]
 
     def _look_up(self, owner: str, selector: str) -> Method | None:
-        extra = {"NSError": NSERROR, "NSURL": NSURL}.get(owner, {})
+        extra = {"NSError": NSERROR, "NSURL": NSURL, **PASS_ATTACHMENTS}.get(owner, {})
         for table in (extra, NSOBJECT):
             if selector in table:
                 arguments, returns, declared = table[selector]

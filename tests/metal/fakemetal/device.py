@@ -12,7 +12,7 @@ from minfer.msl.errors import MslError, SourceError
 from minfer.msl.library import Library as SoftwareLibrary
 
 from .commands import IndirectCommandBuffer, Queue, SharedEvent
-from .objects import PAGE, Buffer, Error, Function, Library, Pipeline
+from .objects import PAGE, POISON, Buffer, CounterSampleBuffer, CounterSet, Error, Function, Library, Pipeline
 from .runtime import Instance, MTLSize, Runtime
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 class Device(Instance):
     owner = "MTLDevice"
     shared = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._sets = [CounterSet(runtime, name) for name in ("stageutilization", "timestamp")]
 
     def name(self) -> str:
         return self.runtime.name
@@ -52,6 +56,26 @@ class Device(Instance):
             return family <= self.runtime.family
         return family in (2002, 3001, 3002, 3003) or (family == 5001 and self.runtime.metal3)
 
+    def supportsCounterSampling_(self, point: int) -> bool:
+        return point == 0 and not self.runtime.faults.no_sampling
+
+    def counterSets(self) -> list[CounterSet] | None:
+        return None if self.runtime.faults.no_counters else self._sets
+
+    def sampleTimestamps_gpuTimestamp_(self) -> tuple[int, int]:
+        return int(1e9 * self.runtime.time), self.runtime.ticks()
+
+    def newCounterSampleBufferWithDescriptor_error_(
+        self, descriptor: Proxy
+    ) -> tuple[CounterSampleBuffer | None, Error | None]:
+        values = descriptor.instance.values
+        if values.get("storageMode") != 0 or values["counterSet"].instance.name() != "timestamp":
+            raise self.runtime.fail(f"a sample buffer made with {values}")
+        count = values["sampleCount"]
+        if not 0 < count <= 4096 or self.runtime.faults.no_sample_buffer:
+            return None, Error(self.runtime, "MTLCounterErrorDomain", 0, f"no room for {count} samples")
+        return CounterSampleBuffer(self.runtime, count), None
+
     def newCommandQueue(self) -> Queue:
         return Queue(self.runtime)
 
@@ -65,7 +89,10 @@ class Device(Instance):
             raise self.runtime.fail(f"a buffer of {length} bytes is refused by Metal's validation")
         if self.runtime.allocated + length > self.runtime.faults.memory:
             return None
-        return Buffer(self.runtime, self.runtime.software.buffer(length), counted=True)
+        made = self.runtime.software.buffer(length)
+        if self.runtime.faults.dirty_memory:
+            made.contents()[:] = bytes([POISON]) * length
+        return Buffer(self.runtime, made, counted=True)
 
     def newBufferWithBytesNoCopy_length_options_deallocator_(
         self, memory: Any, length: int, options: int, deallocator: object
@@ -77,6 +104,8 @@ class Device(Instance):
             raise self.runtime.fail(f"no-copy memory at {address:#x} of {length} bytes is not whole pages")
         if self.runtime.faults.no_mapping:
             return None
+        if self.runtime.faults.copies_mapping:
+            return Buffer(self.runtime, self.runtime.software.buffer(ctypes.string_at(address, length)), counted=False)
         software = self.runtime.software.buffer_no_copy(address, length)
         return Buffer(self.runtime, software, counted=False)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .contract import version
 from .device import Device
-from .objects import CaptureManager, ConstantValues, Descriptor, Url
+from .objects import CaptureManager, ConstantValues, Descriptor, PassDescriptor, Url
 from .runtime import Instance, Runtime, answer
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class ClassObject:
             values = runtime.arguments(method, given)
             if owner == "NSURL":
                 return answer(runtime, method, Url(runtime, values[0]))
+            if name == "computePassDescriptor":
+                return answer(runtime, method, PassDescriptor(runtime))
             if name == "sharedCaptureManager":
                 self._manager = self._manager or CaptureManager(runtime)
                 return self._manager.proxy()
@@ -84,7 +86,7 @@ class MetalModule(types.ModuleType):
             return self._device
         if runtime.contract.is_class(name):
             return self._classes.setdefault(name, ClassObject(runtime, name))
-        return runtime.constant(name)
+        return "timestamp" if name == "MTLCommonCounterSetTimestamp" else runtime.constant(name)
 
     def _device(self) -> Any:
         runtime = self._runtime

@@ -72,6 +72,83 @@ class ConstantValues(Descriptor):
         self.constants[index] = (TYPE_NAMES[kind], CTYPES[kind].from_address(address).value)
 
 
+class CounterSet(Instance):
+    owner = "MTLCounterSet"
+    shared = True
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        super().__init__(runtime)
+        self._name = name
+
+    def name(self) -> str:
+        return self._name
+
+
+class CounterSampleBuffer(Instance):
+    owner = "MTLCounterSampleBuffer"
+
+    def __init__(self, runtime: Runtime, count: int) -> None:
+        super().__init__(runtime)
+        self.ticks: list[int | None] = [None] * count
+
+
+class PassDescriptor(Instance):
+    """A compute pass with room for one sample buffer, as most GPUs have."""
+
+    owner = "MTLComputePassDescriptor"
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.attachments = Attachments(runtime)
+
+    def sampleBufferAttachments(self) -> Attachments:
+        return self.attachments
+
+    def dealloc(self) -> None:
+        self.attachments.release()
+
+
+class Attachments(Instance):
+    owner = "MTLComputePassSampleBufferAttachmentDescriptorArray"
+    shared = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.first = Attachment(runtime)
+
+    def objectAtIndexedSubscript_(self, index: int) -> Attachment:
+        if index:
+            raise self.runtime.fail(f"attachment {index} of a compute pass")
+        return self.first
+
+    def dealloc(self) -> None:
+        self.first.release()
+
+
+class Attachment(Instance):
+    owner = "MTLComputePassSampleBufferAttachmentDescriptor"
+    shared = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.samples: CounterSampleBuffer | None = None
+        self.start = self.end = 0
+
+    def setSampleBuffer_(self, samples: Proxy) -> None:
+        self.samples = samples.instance
+        self.samples.retain()
+
+    def setStartOfEncoderSampleIndex_(self, index: int) -> None:
+        self.start = index
+
+    def setEndOfEncoderSampleIndex_(self, index: int) -> None:
+        self.end = index
+
+    def dealloc(self) -> None:
+        if self.samples is not None:
+            self.samples.release()
+
+
 class Url(Instance):
     owner = "NSURL"
 

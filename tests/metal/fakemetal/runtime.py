@@ -43,6 +43,16 @@ class Faults:
     no_mapping: bool = False
     no_reason: bool = False  # a failed command buffer without an error object
     pipeline: str = ""  # why no pipeline is made
+    copies_mapping: bool = False  # memory that should be mapped is copied
+    dirty_memory: bool = False  # a new buffer holds what another had
+    no_sampling: bool = False  # counters are not sampled at the ends of an encoder
+    no_counters: bool = False
+    no_sample_buffer: bool = False
+    no_samples: bool = False  # samples are errors
+    wait_s: float = 1e-4  # how long a wait for a finished command buffer takes
+    timeout_factor: float = 1.0  # how long a wait that ends unsignaled takes, in its own bound
+    message_s: float = 2e-6
+    ticks_per_second: float = 24e6
     capture: str = ""  # why no capture starts; "destination" is that traces are not allowed
 
 
@@ -72,6 +82,7 @@ class Runtime:
         self.metadata: dict[str, dict[str, Any]] = {}
         self.pools: list[list[Instance]] = []
         self.allocated = self.committed = 0
+        self.time = 1000.0  # seconds, of the host and of the GPU alike; it goes on with what is sent and waited for
         self.residency: list[Instance] = []
         self.captures: list[str] = []
         self.device: Instance | None = None
@@ -96,6 +107,12 @@ class Runtime:
             buffer = self.in_flight.pop(0)
             buffer.run()
             buffer.release()
+
+    def ticks(self) -> int:
+        return round(self.time * self.faults.ticks_per_second)
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
 
     def sent(self) -> int:
         return sum(self.messages.values())
@@ -347,6 +364,7 @@ class Proxy:
         def send(*given: Any) -> Any:
             instance.check_alive()
             runtime.messages[method.selector] += 1
+            runtime.time += runtime.faults.message_s
             values = runtime.arguments(method, given)
             body = getattr(instance, name, None)
             if body is None:
@@ -377,6 +395,8 @@ def answer(runtime: Runtime, method: Method, result: Any) -> Any:
     owned = method.selector.startswith("new") and not method.class_method
     if told.get("already_retained") and not owned:
         raise runtime.fail(f"{method.name} does not give its reference away, but its metadata says so: a crash later")
+    if isinstance(value, list):  # an NSArray
+        return [_hand_out(runtime, item, False, False) for item in value]
     if isinstance(value, Instance):
         value = _hand_out(runtime, value, owned, bool(told.get("already_retained")) or not runtime.over_retains)
     rest = [_hand_out(runtime, r, False, False) if isinstance(r, Instance) else r for r in rest]

@@ -64,6 +64,17 @@ class CpuBackend(HostBackend):
             return f"a head of {op.head_dim} values; it needs a multiple of 8 up to {MAX_HEAD_DIM}"
         return super().supports(node)
 
+    def bound(self, node: Node, kind: str, f32: float) -> float:
+        if kind != "matmul":
+            return BOUNDS[kind]
+        if all(FORMATS[weight.type].block_size == 1 for weight in node.weights):
+            return BOUNDS["matmul_float"]
+        gated = isinstance(node.op, ir.Project) and node.op.epilogue in ("swiglu", "geglu")
+        return BOUNDS["gated" if gated else "matmul"]
+
+    def facts(self) -> dict[str, str]:
+        return {"instruction set": self.workspace.isa, "threads": str(self.workspace.threads)}
+
     def weight_bytes(self, weight: Weight) -> int:
         return 0  # the mapped file is the memory
 

@@ -65,8 +65,10 @@ def _declare(name: str, text: str) -> Struct:
 PROJECT = _declare("project_args", "uint n_in, uint n_out, uint n_tokens, uint rows[3], uint row_bytes[3], float eps")
 EMBED = _declare("embed_args", "uint n_in, uint row_bytes")
 COPY = _declare("copy_args", "uint n, uint start, uint extent[4], uint stride[4]")
+MOVE = _declare("move_args", "uint source, uint target, uint count, uint words, uint strands")
 ELEMENTWISE = _declare("elementwise_args", "uint n, float factor")
 NORM = _declare("norm_args", "uint n, float eps")
+TOP = _declare("top_args", "uint n, uint k")
 HEADS = _declare(
     "heads_args", "uint n_head, uint n_kv_head, uint width, uint row_bytes, float magnitude, float q_eps, float k_eps"
 )
@@ -75,7 +77,7 @@ ATTN = _declare(
     "uint n_head, uint n_kv_head, uint n_queries, uint row_bytes, uint sliding, float scale, float softcap",
 )
 
-STRUCTS = {s.name: s for s in (PROJECT, EMBED, COPY, ELEMENTWISE, NORM, HEADS, ATTN)}
+STRUCTS = {s.name: s for s in (PROJECT, EMBED, COPY, MOVE, ELEMENTWISE, NORM, TOP, HEADS, ATTN)}
 
 
 def header() -> str:

@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
+from minfer.backends.base import Backend, Bytes, Check, KvRegion, LaunchTime, Tensors
 from minfer.backends.gpu.devices.base import Bound, Step
 from minfer.backends.gpu.inputs import RowCheck, row_checks
 from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
-from minfer.backends.gpu.lower import Context, Region, lower, unsupported
+from minfer.backends.gpu.lower import Context, Region, choose, lower, unsupported
+from minfer.backends.gpu.lower.attention import parts_bytes
+from minfer.backends.gpu.lower.simple import move_rows
 from minfer.backends.gpu.weights import register
 from minfer.errors import NumericsError, RequestError
+from minfer.graph import ir
 from minfer.quants import FORMATS
 from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from minfer.backends.base import LaunchList as Listed
+    from minfer.backends.base import Program
     from minfer.backends.gpu.devices.base import Device, Recording
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
@@ -29,14 +34,21 @@ if TYPE_CHECKING:
     from minfer.quants import KvFormat
 
 
+#: Largest `cases.error` of a product whose operands are rounded to tf32: 11 bits, so each is off by up to 1/2048 of
+#: itself; the largest of some thousand sums, a gated one among them, stays below ten times that.
+TF32_BOUND = 5e-3
+
+
 @dataclass(slots=True)
 class Memory:
-    """A buffer of the device. `host` is the last array of integers written to it: rows are checked there."""
+    """A buffer of the device. `host` is the last array of integers written to it: rows are checked there. `computed`
+    integers came from a kernel, whose indices are in range."""
 
     handle: Any
     nbytes: int
     label: str
     host: npt.NDArray[np.int32] | None = None
+    computed: bool = False
 
 
 class GpuBackend(Backend):
@@ -45,6 +57,8 @@ class GpuBackend(Backend):
     def __init__(self, device: Device, kv_format: str = "f32", name: str | None = None) -> None:
         self.device = device
         self.name = name or device.profile.name
+        self.caveat = device.caveat
+        self.runs_ahead = device.runs_ahead
         self.kv_format = parse_kv_format(kv_format)
         self.regions: dict[int, KvRegion] = {}
         self.lowered = 0
@@ -56,6 +70,19 @@ class GpuBackend(Backend):
     def supports(self, node: Node) -> str | None:
         return unsupported(node, self.device.profile, self.kv_format.name)
 
+    def bound(self, node: Node, kind: str, f32: float) -> float:
+        op = node.op
+        if not isinstance(op, (ir.MatMul, ir.Project)):
+            return f32
+        kernel = choose.product(self.device.profile, node.n_elements // node.shape[0]).kernel
+        return TF32_BOUND if kernel == "gemm_mma" else f32
+
+    def facts(self) -> dict[str, str]:
+        return self.device.facts()
+
+    def checks(self, *, risky: bool) -> Iterator[Check]:
+        return self.device.checks(risky=risky)
+
     # --- memory --------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, label: str) -> Memory:
@@ -66,13 +93,17 @@ class GpuBackend(Backend):
 
     def write(self, buffer: Memory, data: npt.NDArray[Any]) -> None:
         raw = np.ascontiguousarray(data)
-        buffer.host = raw.copy() if raw.dtype == np.int32 else None
+        buffer.host, buffer.computed = raw.copy() if raw.dtype == np.int32 else None, False
         if raw.nbytes:
             self.device.write(buffer.handle, 0, raw.reshape(-1).view(np.uint8).data)
 
     def read(self, buffer: Memory, nbytes: int) -> Bytes:
         self.device.synchronize()
         return np.frombuffer(self.device.read(buffer.handle, 0, nbytes), np.uint8).copy()
+
+    def copy(self, source: Memory, target: Memory, nbytes: int) -> None:
+        self.device.copy(source.handle, 0, target.handle, 0, nbytes)
+        target.host, target.computed = None, True
 
     def memory(self) -> tuple[int, int] | None:
         return self.device.memory()
@@ -91,6 +122,13 @@ class GpuBackend(Backend):
             return 0
         return math.prod(weight.shape[1:]) * FORMATS[weight.type].row_bytes(weight.shape[0])
 
+    def scratch_bytes(self, plan: Plan, n_cells: int) -> int:
+        n = min(plan.params.n_tokens, choose.SPLIT_MAX_QUERIES)
+        n_splits = choose.splits(self.device.profile, n, n_cells)
+        ops = [node.op for node in plan.graph if node.device == self.name]
+        each = [parts_bytes(op, n, n_splits) for op in ops if isinstance(op, ir.Attn)]
+        return max(each, default=0)  # layers share it
+
     def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
         row_bytes = kv_format.row_bytes(n_values)
         k, v = (self.allocate(n_cells * row_bytes, f"{side} rows of layer {layer}") for side in "KV")
@@ -99,24 +137,23 @@ class GpuBackend(Backend):
         return region
 
     def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Through a staging buffer, so a move may overlap itself in either direction."""
+        """One launch a move and side, on the device; a move may overlap itself in either direction."""
         for region in self.regions.values():
-            size = region.row_bytes
-            longest = max((count for _, _, count in moves), default=0)
-            if not longest:
-                return
             for source, target, count in moves:
                 if min(source, target, count) < 0 or max(source, target) + count > region.n_cells:
                     raise RequestError(
                         f"layer {region.layer}: moving {count} rows from cell {source} to {target} leaves the "
                         f"{region.n_cells} cells of the region"
                     )
-            staging = self.device.buffer(longest * size, "row staging")
-            for rows in (region.k.handle, region.v.handle):
-                for source, target, count in moves:
-                    if count:
-                        self.device.copy(rows, source * size, staging, 0, count * size)
-                        self.device.copy(staging, 0, rows, target * size, count * size)
+        launches = [
+            move_rows(Ref(side, layer), region.row_bytes, source, target, count)
+            for source, target, count in moves
+            if count and source != target
+            for layer, region in self.regions.items()
+            for side in ("k", "v")
+        ]
+        if launches:
+            self.device.encode(self._steps(launches, {}))
 
     # --- programs ------------------------------------------------------------------------------------------------
 
@@ -131,10 +168,20 @@ class GpuBackend(Backend):
     def launches(self, plan: Plan, split: Split) -> LaunchList:
         return LaunchList(tuple(self.lower(plan, split)[1]))
 
+    def prepare(self, listed: Iterable[Listed]) -> int:
+        launches = [launch for some in listed if isinstance(some, LaunchList) for launch in some.launches]
+        return self.device.prepare(launches)
+
+    def launch_times(self, program: Program) -> list[LaunchTime]:
+        assert isinstance(program, GpuProgram)
+        launches = [step.launch for step in program.steps]
+        return [
+            LaunchTime(launch.node, launch.kernel, seconds)
+            for launch, seconds in zip(launches, self.device.times(program.steps), strict=True)
+        ]
+
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Memory]) -> GpuProgram:
         context, launches = self.lower(plan, split)
-        fences = barriers(launches)
-        prove_ordered(launches, fences)
         for name, values in context.tables.items():
             if name not in self._tables:
                 table = self._tables[name] = self.allocate(values.nbytes, f"table {name}")
@@ -143,6 +190,13 @@ class GpuBackend(Backend):
             if name not in self._scratch or self._scratch[name].nbytes < nbytes:
                 self._scratch[name] = self.allocate(nbytes, f"scratch {name}")
         pool = {slot.buffer: buffers(index) for (index, device), slot in plan.slots.items() if device == self.name}
+        checks = row_checks(plan, split, shapes=context.regions, buffers=buffers)
+        return GpuProgram(self, self._steps(launches, pool), checks)
+
+    def _steps(self, launches: Sequence[Launch], pool: Mapping[int, Memory]) -> tuple[Step, ...]:
+        """Launches with their buffers and barriers; `pool` holds the allocator's buffers by number."""
+        fences = barriers(launches)
+        prove_ordered(launches, fences)
 
         def resolve(ref: Ref) -> tuple[Any, int]:
             if ref.space == "pool":
@@ -163,8 +217,7 @@ class GpuBackend(Backend):
                 handle, offset = resolve(b.ref)
                 bound.append(Bound(b.slot, handle, offset, b.start, b.end, b.access != "write", b.writes))
             steps.append(Step(launch, tuple(bound), fence))
-        checks = row_checks(plan, split, shapes=context.regions, buffers=buffers)
-        return GpuProgram(self, tuple(steps), checks)
+        return tuple(steps)
 
     def _values(self, weight: Weight) -> npt.NDArray[np.float32]:
         if self._tensors is None:

@@ -34,6 +34,8 @@ class RowCheck:
     test: Callable[..., None]
 
     def __call__(self) -> None:
+        if any(buffer.computed for buffer in self.buffers):
+            return
         values = [buffer.host for buffer in self.buffers]
         if any(value is None for value in values):
             raise RequestError(f"{self.node}: its row numbers were never written by the host")

@@ -422,6 +422,38 @@ struct Reference {
     template <class T> MSL_FN operator T &() const { return *(T *)at; }
 };
 MSL_FN void *threadgroup(uint offset) { return dynamic_memory + offset; }
+// For kernels written with this device in mind: 2^23 + each byte of a word.
+MSL_FN metal::vec<float, 4> bytes(uint q) {
+    const uint one = 0x4b000000u;
+    return metal::vec<float, 4>(__uint_as_float(__byte_perm(q, one, 0x7440)), __uint_as_float(__byte_perm(q, one, 0x7441)),
+                                __uint_as_float(__byte_perm(q, one, 0x7442)), __uint_as_float(__byte_perm(q, one, 0x7443)));
+}
+MSL_FN int dot_bytes(uint a, uint b, int sum) { return __dp4a(int(a), int(b), sum); }
+// For kernels that ask for the tensor cores by name; the lanes' shares are those of PTX's mma.m16n8k8 for tf32.
+MSL_FN float tf32(float x) {
+    uint r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return __builtin_bit_cast(float, r);
+}
+MSL_FN void mma_tf32(metal::vec<float, 4> &d, metal::vec<float, 4> a, metal::vec<float, 2> b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
+                 : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
+                   "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
+}
+// Programmatic dependent launch: the next kernel may be placed while this one runs (`chain`); memory that kernels before
+// wrote is touched after `wait`.
+MSL_FN void chain() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+MSL_FN void wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+MSL_FN void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 struct Id {
     uint x, y, z;
     MSL_FN operator uint() const { return x; }

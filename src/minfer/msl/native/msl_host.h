@@ -5,14 +5,16 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace msl_rt {
 
-enum : u32 { STACK = 128 * 1024, ARENA = 1 << 20, RED_ZONE = 1024, SPINS = 2000 };
+enum : u32 { STACK = 128 * 1024, ARENA = 1 << 20, RED_ZONE = 1024, SPINS = 2000, MAX_WORKERS = 1024, WATCH_MS = 20 };
 enum Order : u32 { FORWARD, BACKWARD, SHUFFLED, LOCKSTEP };
 
 struct FailureRecord {
@@ -21,6 +23,7 @@ struct FailureRecord {
 struct RunOptions {
     u32 threads, order;
     u64 seed;
+    u64 timeout_ms;  // how long no threadgroup may begin or end
 };
 
 // ---- checked launches (mirrored by checks.py)
@@ -55,7 +58,7 @@ struct Job {
     FailureRecord *failure;
     u32 *group_order;
     u64 seed;
-    u32 order, next, total;
+    u32 order, next, total, threads;
 };
 // Lockstep: how far a lane is. Its `pc` lies within the innermost entry of `path`; an entry is a call that is being made
 // (its return address) or a loop (where it starts, and which iteration).
@@ -68,6 +71,9 @@ struct Worker {
     void *main_sp;
     char *stacks;
     bool checked, lockstep, abandoned;
+    bool running;                       // a threadgroup's fibers have this OS thread
+    pthread_t thread;
+    u32 steps;                          // threadgroups begun and ended
     u32 made_stacks, free_stacks;
     u32 order[MAX_LANES / SIMD], order_of[MAX_LANES / SIMD];
     char *free_stack[MAX_LANES];
@@ -77,11 +83,16 @@ struct Worker {
 };
 struct Pool {
     pthread_mutex_t mutex;
-    pthread_cond_t wake;
+    pthread_cond_t wake, watch;
     Worker *main;
     Job *job;
     u32 helpers, turn, inside, session;
     bool awake;
+    // the watchdog
+    Worker *worker[MAX_WORKERS];
+    FailureRecord *failure;             // of this run, or the last
+    u64 timeout_ms;
+    u32 workers, run, watched;          // `run` is odd while one goes on
 };
 
 static inline Worker *worker_of(const Lane *l) { return (Worker *)l->tg; }  // the threadgroup is a worker's first member

@@ -7,39 +7,13 @@ __thread Lane *current __attribute__((tls_model("initial-exec")));
 
 // ---- switching stacks: save the callee-saved registers, exchange the stack pointers
 
-extern "C" void msl_switch(void **save, void *to) MSL_HIDDEN;
 #if defined(__x86_64__)
-asm(R"(
-.text
-.p2align 4
-.globl msl_switch
-.hidden msl_switch
-.type msl_switch,@function
-msl_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp,(%rdi)
-  movq %rsi,%rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size msl_switch,.-msl_switch
-)");
-static const int SAVED = 6;  // words below the entry address
+// in msl_rt.h: kernels switch too
 #elif defined(__aarch64__)
 asm(R"(
 .text
 .p2align 4
 .globl msl_switch
-.hidden msl_switch
 .type msl_switch,%function
 msl_switch:
   sub sp, sp, #160
@@ -77,14 +51,9 @@ static const int SAVED = 20, ENTRY = 11;
 
 static void fiber_main();
 
-static inline bool runnable(const Lane *l) {
-    switch (l->state) {
-        case UNSTARTED: case RUNNING: case STEPPED: return true;
-        case WAIT_SIMD: return l->sg->generation != l->wait;
-        case WAIT_GROUP: return l->tg->generation != l->wait;
-        default: return false;
-    }
-}
+static const u32 never = 0;  // what a lane waits for that others do not set going by counting on
+
+static inline bool runnable(const Lane *l) { return l->state == UNSTARTED || l->state == STEPPED || *l->counter != l->wait; }
 
 static inline u32 lanes_of(const Threadgroup *t, u32 sg) {
     u32 left = t->size - sg * SIMD;
@@ -134,7 +103,6 @@ static void start(Worker *w, Lane *l) {
     *--p = nullptr;
 #if defined(__x86_64__)
     *--p = (void *)fiber_main;
-    for (int i = 0; i < SAVED; i++) *--p = nullptr;
 #else
     p -= SAVED + 1;
     for (int i = 0; i < SAVED; i++) p[i] = nullptr;
@@ -146,28 +114,18 @@ static void start(Worker *w, Lane *l) {
 static void switch_to(Worker *w, void **save, Lane *next) {
     if (next->state == UNSTARTED) start(w, next);
     current = next;
-    msl_switch(save, next->sp);
+    switch_stack(save, next->sp);
 }
 
 extern "C" void msl_block(Lane *me, u32 state, u32 generation, u32 site) {
     Worker *w = worker_of(me);
     me->state = state;
-    me->wait = generation;
     me->site = site;
-    // Mostly the neighbour can run: lanes come to a collective one after the other.
-    if ((me->slot + 1) % SIMD && me->slot + 1 < w->tg.size) {
-        Lane *next = me + 1;
-        if (next->state != UNSTARTED && runnable(next)) {
-            current = next;
-            msl_switch(&me->sp, next->sp);
-            me->state = RUNNING;
-            return;
-        }
-    }
+    me->counter = state == WAIT_SIMD ? &me->sg->generation : state == WAIT_GROUP ? &me->tg->generation : &never;
+    me->wait = generation;
     Lane *next = pick(w, me);
-    if (next == me) { me->state = RUNNING; return; }
     if (!next) deadlock(w, me);
-    switch_to(w, &me->sp, next);
+    if (next != me) switch_to(w, &me->sp, next);
     me->state = RUNNING;
 }
 
@@ -176,13 +134,13 @@ static void leave(Worker *w, Lane *me) {
     Simdgroup *g = me->sg;
     Threadgroup *t = me->tg;
     me->state = DONE;
+    me->counter = &never;
+    me->wait = 0;
+    g->live &= ~(1u << me->lane);
     g->alive--;
     t->alive--;
     if (g->arrived && w->checked && !w->lockstep) collective_missed(w, me);
-    if (g->arrived && g->arrived == g->alive && !w->lockstep) {
-        g->arrived = 0;
-        g->generation++;
-    }
+    if (g->arrived && g->arrived == g->alive && !w->lockstep) complete(g);
     if (t->arrived && w->checked) barrier_missed(w, me);
     if (t->arrived && t->arrived == t->alive) release_barrier(w);
 }
@@ -203,18 +161,22 @@ static void fiber_main() {
         }
         if (!next && w->tg.alive) deadlock(w, me);
         w->free_stack[w->free_stacks++] = me->stack;
-        if (!next) msl_switch(&unused, w->main_sp);
+        if (!next) {
+            w->running = false;
+            switch_stack(&unused, w->main_sp);
+        }
         switch_to(w, &unused, next);
     }
 }
 
 // Give up the threadgroup: every fiber is dropped (kernels own nothing that needs a destructor).
 [[noreturn]] void abandon(Worker *w) {
+    w->running = false;
     w->free_stacks = 0;
     w->abandoned = true;
     for (u32 i = 0; i < w->made_stacks; i++) w->free_stack[w->free_stacks++] = w->stacks + (size_t)i * STACK;
     void *unused;
-    msl_switch(&unused, w->main_sp);
+    switch_stack(&unused, w->main_sp);
     __builtin_unreachable();
 }
 
@@ -307,6 +269,7 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
         Simdgroup *g = &w->sg[s];
         const u32 m = lanes_of(t, s);
         g->alive = m;
+        g->live = m == SIMD ? ~0u : (1u << m) - 1;
         g->arrived = g->generation = 0;
         g->barriers[0] = g->barriers[1] = 0;
         g->lanes = m;
@@ -316,6 +279,9 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
             Lane *l = &w->lane[s * SIMD + place[k]];
             l->slot = s * SIMD + place[k];
             l->state = UNSTARTED;
+            l->counter = &never;
+            l->wait = 0;
+            l->next = &w->lane[s * SIMD + (place[k] + 1) % m];
             l->sg = g;
             l->tg = t;
             l->lane = k;
@@ -332,6 +298,7 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
     }
     if (w->checked) checks_begin_group(w);
     w->abandoned = false;
+    w->running = true;
     switch_to(w, &w->main_sp, &w->lane[w->order[0] * SIMD]);
     current = nullptr;
     if (w->checked) checks_end_group(w);
@@ -342,12 +309,15 @@ static void run_threadgroup(Worker *w, const Launch *d, u32 id) {
 static Pool *pool;
 
 static Worker *make_worker() {
+    if (pool->workers == MAX_WORKERS) return nullptr;
     Worker *w = (Worker *)mmap(nullptr, sizeof(Worker), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *stacks = mmap(nullptr, (size_t)STACK * MAX_LANES, PROT_READ | PROT_WRITE, flags, -1, 0);
     void *arena = mmap(nullptr, ARENA, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (w == MAP_FAILED || stacks == MAP_FAILED || arena == MAP_FAILED) return nullptr;
     w->stacks = (char *)stacks;
+    __atomic_store_n(&pool->worker[pool->workers], w, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&pool->workers, 1, __ATOMIC_RELEASE);
     w->tg.arena = (char *)arena;
     return w;
 }
@@ -361,13 +331,16 @@ static void work(Worker *w, Job *job) {
     for (;;) {
         u32 i = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (i >= job->total || __atomic_load_n(&job->failure->code, __ATOMIC_RELAXED)) break;
+        __atomic_store_n(&w->steps, w->steps + 1, __ATOMIC_RELAXED);
         run_threadgroup(w, job->launch, threadgroup_at(job, i));
+        __atomic_store_n(&w->steps, w->steps + 1, __ATOMIC_RELAXED);
     }
 }
 
 // Helpers look for a job that is open. They join by counting themselves in, so the owner knows when the job is unused.
 static void *helper(void *arg) {
     Worker *w = (Worker *)arg;
+    w->thread = pthread_self();
     u32 seen = 0, idle = 0;
     for (;;) {
         u32 turn = __atomic_load_n(&pool->turn, __ATOMIC_ACQUIRE);
@@ -382,12 +355,76 @@ static void *helper(void *arg) {
         }
         idle = 0;
         seen = turn;
-        __atomic_fetch_add(&pool->inside, 1, __ATOMIC_SEQ_CST);
+        const u32 others = __atomic_fetch_add(&pool->inside, 1, __ATOMIC_SEQ_CST);
         Job *job = __atomic_load_n(&pool->job, __ATOMIC_SEQ_CST);
-        if (job) work(w, job);
+        if (job && others + 1 < job->threads) work(w, job);  // the pool may be larger than this job asks for
         __atomic_fetch_sub(&pool->inside, 1, __ATOMIC_SEQ_CST);
     }
     return nullptr;
+}
+
+// ---- the watchdog: a threadgroup that does not end is given up, by a signal to the OS thread that runs it. Kernels own
+// nothing that needs a destructor and hold no lock, so a thread may leave one wherever it is.
+
+static u32 current_run() { return __atomic_load_n(&pool->run, __ATOMIC_SEQ_CST); }
+
+static void give_up(int) {
+    Lane *me = current;
+    if (me && worker_of(me)->running && current_run() % 2 && pool->failure->code == TIMED_OUT) abandon(worker_of(me));
+}
+
+static u32 steps() {
+    u32 sum = 0;
+    for (u32 i = 0; i < __atomic_load_n(&pool->workers, __ATOMIC_ACQUIRE); i++)
+        sum += __atomic_load_n(&pool->worker[i]->steps, __ATOMIC_RELAXED);
+    return sum;
+}
+
+static void stop(u32 run) {
+    u32 none = OK;
+    struct sigaction act = {}, before;
+    act.sa_handler = give_up;
+    act.sa_flags = SA_NODEFER | SA_RESTART;  // the handler need not return
+    sigaction(SIGURG, &act, &before);
+    pool->failure->a = (u32)pool->timeout_ms;
+    __atomic_compare_exchange_n(&pool->failure->code, &none, TIMED_OUT, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    while (current_run() == run) {
+        for (u32 i = 0; i < pool->workers; i++)
+            if (__atomic_load_n(&pool->worker[i]->running, __ATOMIC_ACQUIRE)) pthread_kill(pool->worker[i]->thread, SIGURG);
+        usleep(WATCH_MS * 1000);
+    }
+    sigaction(SIGURG, &before, nullptr);
+}
+
+static void *watch(void *) {
+    u32 seen = 0;
+    u64 still = 0;
+    for (;;) {
+        const u32 run = current_run();
+        if (run % 2 == 0) {  // sleep until a run wakes us
+            pthread_mutex_lock(&pool->mutex);
+            __atomic_store_n(&pool->watched, 0, __ATOMIC_SEQ_CST);
+            while (current_run() % 2 == 0) pthread_cond_wait(&pool->watch, &pool->mutex);
+            __atomic_store_n(&pool->watched, 1, __ATOMIC_SEQ_CST);
+            pthread_mutex_unlock(&pool->mutex);
+            still = 0;
+            continue;
+        }
+        usleep(WATCH_MS * 1000);
+        const u32 now = steps();
+        still = now == seen ? still + WATCH_MS : 0;
+        seen = now;
+        if (still >= pool->timeout_ms && current_run() == run) stop(run);
+    }
+    return nullptr;
+}
+
+static bool start_thread(void *(*main)(void *), void *arg) {
+    pthread_t id;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    return pthread_create(&id, &attr, main, arg) == 0;
 }
 
 static bool make_pool(u32 threads) {
@@ -395,17 +432,13 @@ static bool make_pool(u32 threads) {
         pool = (Pool *)calloc(1, sizeof(Pool));
         pthread_mutex_init(&pool->mutex, nullptr);
         pthread_cond_init(&pool->wake, nullptr);
+        pthread_cond_init(&pool->watch, nullptr);
         pool->main = make_worker();
-        if (!pool->main) return false;
+        if (!pool->main || !start_thread(watch, nullptr)) return false;
     }
     while (pool->helpers + 1 < threads) {
         Worker *w = make_worker();
-        pthread_t id;
-        pthread_attr_t attr;
-        if (!w) return false;
-        pthread_attr_init(&attr);
-        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-        if (pthread_create(&id, &attr, helper, w)) return false;
+        if (!w || !start_thread(helper, w)) return false;
         pool->helpers++;
     }
     return true;
@@ -418,6 +451,7 @@ static void run_one(const Launch *d, const RunOptions *o, FailureRecord *failure
     job.total = d->groups[0] * d->groups[1] * d->groups[2];
     job.order = o->order;
     job.seed = o->seed;
+    job.threads = o->threads;
     u32 *order = nullptr;
     if (o->order == SHUFFLED || o->order == BACKWARD) {
         order = (u32 *)malloc(sizeof(u32) * (job.total + 1));
@@ -428,7 +462,7 @@ static void run_one(const Launch *d, const RunOptions *o, FailureRecord *failure
     job.group_order = order;
     // A few small threadgroups are done before a helper would have woken up.
     const u64 threads = (u64)job.total * d->threads[0] * d->threads[1] * d->threads[2];
-    if (alone || job.total == 1 || threads <= 256 || !pool->helpers) {
+    if (alone || job.threads == 1 || job.total == 1 || threads <= 256 || !pool->helpers) {
         work(pool->main, &job);
     } else {
         __atomic_store_n(&pool->job, &job, __ATOMIC_SEQ_CST);
@@ -460,12 +494,22 @@ extern "C" MSL_EXPORT u32 msl_run(const Launch *launches, u32 count, const RunOp
     } else {
         __atomic_store_n(&pool->session, count > 1, __ATOMIC_RELEASE);
         pool->awake = false;
+        pool->main->thread = pthread_self();
+        pool->timeout_ms = options->timeout_ms;
+        pool->failure = failure;
+        __atomic_fetch_add(&pool->run, 1, __ATOMIC_SEQ_CST);
+        if (!__atomic_load_n(&pool->watched, __ATOMIC_SEQ_CST)) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->watch);
+            pthread_mutex_unlock(&pool->mutex);
+        }
         for (; done < count && failure->code == OK; done++) {
             const bool checked = launches[done].checks != nullptr;
             if (checked) checks_begin_launch(&launches[done], options);
             run_one(&launches[done], options, failure, checked || options->order == LOCKSTEP);
             if (checked) checks_end_launch(&launches[done]);
         }
+        __atomic_fetch_add(&pool->run, 1, __ATOMIC_SEQ_CST);
         if (failure->code != OK) done--;
         __atomic_store_n(&pool->session, 0, __ATOMIC_RELEASE);
     }

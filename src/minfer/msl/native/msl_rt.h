@@ -62,19 +62,21 @@ struct Launch {
 
 struct alignas(64) Simdgroup {
     u32 alive, arrived, generation, site;
-    u32 mask[2], ready[2];
+    u32 live, mask[2], ready[2];         // a bit a lane: those that have not returned; those that brought a value
     u32 barriers[2];                     // simdgroup barriers passed: with mem_threadgroup, with mem_device
     u32 lanes, flags, expected, released;  // lanes it began with; instrumented code: see checks.cpp
     alignas(64) u8 value[2][SIMD * SLOT];  // what each lane brought to the collective (two, so a fast lane cannot overwrite)
     alignas(64) u8 result[2][SLOT];
 };
 
-struct Lane {
+struct alignas(64) Lane {
     void *sp;
     Simdgroup *sg;
     Threadgroup *tg;
-    u32 state, wait, lane, tid;
-    u32 x, y, z, site;
+    const u32 *counter;  // a lane that waits can go on when this is no longer `wait`
+    Lane *next;          // the next of its simdgroup in turn
+    u32 wait, lane, site, state;
+    u32 tid, x, y, z;
     u32 slot, depth;
     char *stack;
     u64 pc;         // lockstep: where the lane is, see struct Progress
@@ -97,6 +99,38 @@ struct Threadgroup {
 // The lane that runs on this OS thread. Fibers never move between OS threads.
 extern MSL_EXPORT __thread Lane *current __attribute__((tls_model("initial-exec")));
 
+// Leave this stack for another: `*save` keeps where. A stack that was left has on top where to go on.
+#if defined(__x86_64__)
+#if defined(__AVX512F__)
+#define MSL_UPPER_REGISTERS , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", \
+    "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+#else
+#define MSL_UPPER_REGISTERS
+#endif
+MSL_INLINE void switch_stack(void **save, void *to) {
+    asm volatile(
+        "leaq -128(%%rsp), %%rsp\n\t"  // a leaf function may use what lies below its stack pointer
+        "pushq %%rbp\n\t"
+        "leaq 1f(%%rip), %%rax\n\t"
+        "pushq %%rax\n\t"
+        "movq %%rsp, (%0)\n\t"
+        "movq %1, %%rsp\n\t"
+        "popq %%rax\n\t"
+        "jmp *%%rax\n"
+        "1:\n\t"
+        "popq %%rbp\n\t"
+        "leaq 128(%%rsp), %%rsp"
+        : "+D"(save), "+S"(to)
+        :
+        : "memory", "cc", "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
+          "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
+          "xmm15" MSL_UPPER_REGISTERS);
+}
+#else
+extern "C" MSL_EXPORT void msl_switch(void **save, void *to);
+MSL_INLINE void switch_stack(void **save, void *to) { msl_switch(save, to); }
+#endif
+
 extern "C" {
 MSL_EXPORT void msl_block(Lane *me, u32 state, u32 generation, u32 site);
 [[noreturn]] MSL_EXPORT void msl_fail(Lane *me, u32 code, u32 a, u32 b);
@@ -112,7 +146,7 @@ MSL_EXPORT void msl_misaligned(const volatile void *p, u32 alignment, Site site)
 MSL_EXPORT void msl_checked_atomic(const volatile void *p, u32 size, u32 kind, Site site);
 #endif
 }
-enum Failure : u32 { OK, DIVERGENT_SIMD, DIVERGENT_BARRIER, DEADLOCK, TG_MEMORY, UNBOUND, STOPPED, TOO_DEEP };
+enum Failure : u32 { OK, DIVERGENT_SIMD, DIVERGENT_BARRIER, DEADLOCK, TG_MEMORY, UNBOUND, STOPPED, TOO_DEEP, TIMED_OUT };
 enum Count : u32 { COUNT_COLLECTIVE, COUNT_SIMD_BARRIER, COUNT_MATRIX };
 
 #if defined(MSL_LOCKSTEP)
@@ -127,7 +161,30 @@ struct Loop {
 #define MSL_LOOP for (msl_rt::Loop msl_loop(msl_rt::here(0)); msl_loop.once();)
 #endif
 
+// Every live lane has come to the collective.
+MSL_INLINE void complete(Simdgroup *g) {
+    const u32 p = g->generation & 1;
+    g->mask[p] = g->live;
+    g->ready[p] = 0;
+    g->arrived = 0;
+    g->generation++;
+}
+
 #if !defined(MSL_HOST)
+// Let others run until `*counter` moves on. Mostly the next lane can: lanes come to a collective one after the other.
+MSL_INLINE void wait_for(Lane *me, const u32 *counter, u32 state, Site site) {
+    Lane *next = me->next;
+    if (__builtin_expect(*next->counter != next->wait, 1)) {
+        me->counter = counter;
+        me->wait = *counter;
+        me->site = line_of(site);
+        current = next;
+        switch_stack(&me->sp, next->sp);
+    } else {
+        msl_block(me, state, *counter, line_of(site));
+    }
+}
+
 // Wait for every live lane of the simdgroup. `put(area, lane)` stores what this lane brings; returns which of the two
 // value areas belongs to this collective.
 template <class F> MSL_RUNTIME Simdgroup *meet(F put, u32 &p, Site site, u32 count, u32 flags) {
@@ -142,21 +199,11 @@ template <class F> MSL_RUNTIME Simdgroup *meet(F put, u32 &p, Site site, u32 cou
     (void)count;
     (void)flags;
     p = g->generation & 1;
-    if (g->arrived == 0) {
-        g->mask[p] = 0;
-        g->ready[p] = 0;
-        g->site = site;
-    } else if (__builtin_expect(g->site != site, 0)) {
-        msl_fail(me, DIVERGENT_SIMD, g->site, site);
-    }
+    if (g->arrived == 0) g->site = site;
+    else if (__builtin_expect(g->site != site, 0)) msl_fail(me, DIVERGENT_SIMD, g->site, site);
     put(g->value[p], me->lane);
-    g->mask[p] |= 1u << me->lane;
-    if (++g->arrived == g->alive) {
-        g->arrived = 0;
-        g->generation++;
-    } else {
-        msl_block(me, WAIT_SIMD, g->generation, site);
-    }
+    if (++g->arrived == g->alive) complete(g);
+    else wait_for(me, &g->generation, WAIT_SIMD, site);
 #endif
     return g;
 }
@@ -185,7 +232,7 @@ MSL_RUNTIME inline void barrier(u32 flags, Site site) {
         t->arrived = 0;
         t->generation++;
     } else {
-        msl_block(me, WAIT_GROUP, t->generation, site);
+        wait_for(me, &t->generation, WAIT_GROUP, site);
     }
 #endif
 }

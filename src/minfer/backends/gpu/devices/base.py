@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from minfer.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from minfer.backends.base import Check
     from minfer.backends.gpu.launch import Launch
     from minfer.backends.gpu.lower import Profile
 
@@ -46,6 +49,8 @@ class Device(ABC):
     """A GPU. Buffers are opaque; a fault raises `DeviceError` with the launch's name, and the device stays dead."""
 
     profile: Profile
+    runs_ahead: bool = False  # what was submitted runs while the host does something else
+    caveat: str = ""  # what a speed measured here does not say
 
     @abstractmethod
     def buffer(self, nbytes: int, label: str) -> Any:
@@ -72,6 +77,22 @@ class Device(ABC):
     @abstractmethod
     def record(self, steps: Sequence[Step]) -> Recording:
         """Encode for running many times."""
+
+    def prepare(self, launches: Sequence[Launch]) -> int:
+        """Compile the kernels of many launches together, where that is cheaper than one by one; how many variants."""
+        return 0
+
+    def facts(self) -> dict[str, str]:
+        """What this device is, for a report. Nothing that tells whose machine it is."""
+        return {}
+
+    def checks(self, *, risky: bool) -> Iterator[Check]:
+        """What the device's code takes for granted, tried; `risky` also what may take the system down with it."""
+        return iter(())
+
+    def times(self, steps: Sequence[Step]) -> list[float]:
+        """Run once, and give the seconds of each step by the device's clock. `UnsupportedError` says why not."""
+        raise UnsupportedError(f"{self.profile.name} has no clock for single launches")
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from minfer.backends.gpu.kernels import source
 from minfer.backends.gpu.lower import Profile
 from minfer.backends.gpu.lower.choose import tiers_off
 from minfer.errors import DeviceError, DeviceMemoryError, UnsupportedError
+from minfer.msl.compiler import select
 from minfer.msl.device import PAGE, Buffer
 from minfer.msl.device import Device as SoftwareDevice
 from minfer.msl.errors import MslError, ToolError
@@ -19,6 +21,7 @@ from minfer.msl.library import Kernel, Library
 from minfer.msl.recording import Bound as NativeBound
 from minfer.msl.recording import Launch as NativeLaunch
 from minfer.msl.recording import Recording as NativeRecording
+from minfer.msl.runtime import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from minfer.backends.gpu.launch import Constant, Launch
     from minfer.msl.checks import Report
 
+#: Kernel variants in one compilation: few enough that the processors share the work.
+CHUNK = 20
 #: Offset alignment of an argument struct in the arena that holds those of a list of launches.
 ARGUMENT_ALIGNMENT = 256
 
@@ -36,13 +41,31 @@ def library(family: str) -> Library:
     return Library(source(family), name=f"{family}.metal")
 
 
-def prepare(launches: Iterable[Launch], mode: str = "fast") -> None:
-    """Compile the kernels of many launches together, a compilation a family: much cheaper than one by one."""
-    wanted: dict[str, dict[tuple[str, tuple[tuple[str, object], ...]], Launch]] = {}
+def variants(launches: Iterable[Launch]) -> list[Launch]:
+    """One launch for each kernel and set of constants, by family."""
+    found: dict[tuple[object, ...], Launch] = {}
     for launch in launches:
-        wanted.setdefault(launch.family, {})[launch.kernel, launch.constants] = launch
-    for family, variants in wanted.items():
-        library(family).prepare([(v.kernel, dict(v.constants)) for v in variants.values()], mode)
+        found.setdefault((launch.family, launch.kernel, launch.constants), launch)
+    return sorted(found.values(), key=lambda launch: launch.family)
+
+
+def prepare(launches: Iterable[Launch], mode: str = "fast") -> int:
+    """Compile the kernels of many launches together, on all processors: much cheaper than one by one. Their number."""
+    wanted = variants(launches)
+    for family in {launch.family for launch in wanted}:
+        library(family)
+    parts = [wanted[i : i + CHUNK] for i in range(0, len(wanted), CHUNK)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda part: _prepare(part, mode), parts))
+    return len(wanted)
+
+
+def _prepare(some: Sequence[Launch], mode: str) -> None:
+    families: dict[str, list[tuple[str, dict[str, Constant]]]] = {}
+    for launch in some:
+        families.setdefault(launch.family, []).append((launch.kernel, dict(launch.constants)))
+    for family, wanted in families.items():
+        library(family).prepare(wanted, mode)
 
 
 class SimulatorRecording:
@@ -62,11 +85,15 @@ class SimulatorDevice(Device):
     """`check` runs every launch with all checks and keeps a report of each in `reports`; a finding raises.
 
     `order` (forward, backward, shuffled by `seed`, lockstep) is the order of lanes, threadgroups and launches that no
-    barrier orders.
+    barrier orders. A launch of which no threadgroup ends for `timeout` seconds is given up.
     """
 
-    def __init__(self, *, check: bool = False, order: str = "forward", seed: int = 0) -> None:
-        self._device = SoftwareDevice(check=check, count=check, order=order, seed=seed)
+    caveat = "software: nothing about a GPU's speed"
+
+    def __init__(
+        self, *, check: bool = False, order: str = "forward", seed: int = 0, timeout: float = TIMEOUT_S
+    ) -> None:
+        self._device = SoftwareDevice(check=check, count=check, order=order, seed=seed, timeout=timeout)
         self.profile = Profile(
             "simulator",
             unified_memory=True,
@@ -77,7 +104,19 @@ class SimulatorDevice(Device):
         )
         self.reports: list[tuple[Step, Report]] = []
         self.encoded = self.recorded = 0
-        self._dead = ""
+        self._dead, self._closed = "", False
+
+    def facts(self) -> dict[str, str]:
+        try:
+            return {"compiler": select().version}
+        except ToolError as error:
+            return {"compiler": str(error)}
+
+    def prepare(self, launches: Sequence[Launch]) -> int:
+        try:
+            return prepare(launches, "checked" if self._device.run.check else "fast")
+        except MslError as error:
+            raise UnsupportedError(f"the simulator compiles its kernels: {error}") from error
 
     def buffer(self, nbytes: int, label: str) -> Buffer:
         try:
@@ -112,6 +151,8 @@ class SimulatorDevice(Device):
 
     def synchronize(self) -> None:
         """A run returns when it is done; what is left is whether it ended well."""
+        if self._closed:
+            raise DeviceError("the simulator is closed")
         if self._dead:
             raise DeviceError(f"the simulator stopped at an earlier fault: {self._dead}")
 
@@ -123,6 +164,8 @@ class SimulatorDevice(Device):
             return None
 
     def close(self) -> None:
+        """Recordings end with it: running one is an error from now on."""
+        self._closed = True
         self.reports.clear()
 
     # --- launches in the software device's form ------------------------------------------------------------------

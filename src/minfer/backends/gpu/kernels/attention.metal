@@ -1,45 +1,8 @@
 // Attention of each query over its window, split over the window's rows, and the combination of the splits.
 // Any head dim that is a multiple of 8 up to 256, every window layout and KV format; KV rows are read as they lie.
-#include "kv.h"
+#include "window.h"
 
-constant uint head_dim [[function_constant(0)]];
-constant uint kv_format [[function_constant(1)]];
-constant uint layout [[function_constant(2)]];   // int32 values of the window a query: 0, 2, 8
-constant uint n_splits [[function_constant(3)]];
-constant bool has_window = layout > 0;
-constant bool is_split = n_splits > 1;
-constant bool is_whole = n_splits <= 1;
-
-// The rows of a query, in position order, are numbered; [first, last) are those that it reads.
-struct window_rows { int first, last; };
-
-inline window_rows rows_of(device const int * positions, device const int * window, uint query, uint sliding) {
-    window_rows w;
-    int total = 0, base = 0;
-    if (layout == 0) {
-        total = positions[query] + 1;
-    } else if (layout == 2) {
-        base = window[2 * query];
-        total = max(window[2 * query + 1] - base, 0);
-    } else {
-        for (uint r = 0; r < 4; r++) total += window[8 * query + 2 * r + 1];
-    }
-    w.first = sliding > 0 ? max(total - int(sliding), 0) : 0;
-    w.last = total;
-    return w;
-}
-
-// The cell of row i of a query.
-inline uint cell_of(device const int * window, uint query, int i) {
-    if (layout == 0) return uint(i);
-    if (layout == 2) return uint(window[2 * query] + i);
-    for (uint r = 0; r < 4; r++) {
-        const int length = window[8 * query + 2 * r + 1];
-        if (i < length) return uint(window[8 * query + 2 * r] + i);
-        i -= length;
-    }
-    return 0;
-}
+#define MAX_SPLITS 128  // as in lower/choose.py
 
 // One threadgroup (one simdgroup) has G query heads of one KV head, one query and one split of its rows.
 // Grid: x, KV heads times groups of G heads; y, queries; z, splits. It owns its heads' outputs: y (n_head * head_dim, n)
@@ -150,17 +113,24 @@ template [[host_name("attention_g8")]] kernel attention_t attention<8>;
 kernel void attention_combine(constant attn_args & a [[buffer(0)]], device const float * parts [[buffer(1)]],
                               device float * y [[buffer(2)]], uint2 tg [[threadgroup_position_in_grid]],
                               uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float weights[MAX_SPLITS];  // of each split: exp(its max - the max), 0 where it has no rows
     const uint size = head_dim + 2;
     const ulong head = ulong(tg.y) * a.n_head + tg.x;
     device const float * own = parts + head * n_splits * size;
     float top = -INFINITY, total = 0;
-    for (uint s = 0; s < n_splits; s++) top = max(top, own[s * size + head_dim]);
-    for (uint s = 0; s < n_splits; s++)
-        if (own[s * size + head_dim + 1] != 0) total += own[s * size + head_dim + 1] * exp(own[s * size + head_dim] - top);
+    for (uint s = lane; s < n_splits; s += SIMD) top = max(top, own[s * size + head_dim]);
+    top = simd_max(top);
+    for (uint s = lane; s < n_splits; s += SIMD) {
+        const float sum = own[s * size + head_dim + 1], weight = sum != 0 ? exp(own[s * size + head_dim] - top) : 0.0f;
+        if (sum != 0) total += sum * weight;
+        weights[s] = weight;
+    }
+    total = simd_sum(total);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = lane; i < head_dim; i += SIMD) {
         float sum = 0;
         for (uint s = 0; s < n_splits; s++)
-            if (own[s * size + head_dim + 1] != 0) sum += own[s * size + i] * exp(own[s * size + head_dim] - top);
+            if (weights[s] != 0) sum = fma(own[s * size + i], weights[s], sum);
         y[head * head_dim + i] = total == 0 ? 0.0f : sum / total;
     }
 }

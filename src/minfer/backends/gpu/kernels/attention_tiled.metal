@@ -1,21 +1,26 @@
-// Attention for many queries of one sequence (causal windows): 8 queries of a head share tiles of 64 KV rows.
+// Attention for many queries (causal and span windows): 8 queries of a head share tiles of 64 KV rows.
 #include "kv.h"
 
 constant uint head_dim [[function_constant(0)]];
 constant uint kv_format [[function_constant(1)]];
+constant uint layout [[function_constant(2)]];  // int32 values a query in the window input: 0 causal, 2 span
+constant bool has_window = layout != 0;
 
 #define QUERIES 8
 #define TILE 64
 
 // y (n_head * head_dim, n). Grid: x, query heads; y, groups of 8 queries. 32 threads, one simdgroup, which owns its 8
-// outputs. Lane l works on query l / 4. Query i reads rows [first, last) of its window, as in attention.metal.
+// outputs. Lane l works on query l / 4. Query i reads rows [first, last) of its window, as in attention.metal. Tiles and
+// rows that none of the 8 reads are left out, so spans far apart cost their own rows.
 //   scores (64, 8): q (head_dim, 8) by keys, 8 values of 64 rows at a time, summed in order of the values
 //   weights: online softmax; a lane sums its 16 rows in order, then its query's four lanes are added
 //   y: tiles in order; within a tile, 8 rows at a time by simdgroup matrices where every query reads all of them. Where
 //   some query does not, each adds only rows that it reads, so that what lies in others (even NaN) cannot reach it.
 kernel void attention_tiled(constant attn_args & a [[buffer(0)]], device const float * q [[buffer(1)]],
-                            device const int * positions [[buffer(2)]], device const uchar * k_rows [[buffer(4)]],
-                            device const uchar * v_rows [[buffer(5)]], device float * y [[buffer(6)]],
+                            device const int * positions [[buffer(2)]],
+                            device const int * window [[buffer(3), function_constant(has_window)]],
+                            device const uchar * k_rows [[buffer(4)]], device const uchar * v_rows [[buffer(5)]],
+                            device float * y [[buffer(6)]],
                             uint2 tg [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float queries[QUERIES * 256];
     threadgroup float sums[QUERIES * 256];
@@ -28,14 +33,30 @@ kernel void attention_tiled(constant attn_args & a [[buffer(0)]], device const f
         queries[i] = n < a.n_queries ? q[(ulong(n) * a.n_head + head) * head_dim + i % head_dim] * a.scale : 0.0f;
         sums[i] = 0;
     }
-    const int last = query < a.n_queries ? positions[query] + 1 : 0;
-    const int first = a.sliding > 0 ? max(last - int(a.sliding), 0) : 0;
-    // Rows that any of the queries reads, and rows that every one of them reads.
-    const int any_first = simd_min(last > 0 ? first : INT_MAX), any_last = simd_max(last);
+    int first = 0, last = 0;
+    if (query < a.n_queries) {
+        if (has_window) first = window[2 * query], last = max(window[2 * query + 1], first);
+        else last = positions[query] + 1;
+        if (a.sliding > 0) first = max(first, last - int(a.sliding));
+    }
+    // Rows that every one of the queries reads.
     const int all_first = simd_max(first), all_last = simd_min(last);
     float top = -INFINITY, total = 0;
 
-    for (int base = any_first / TILE * TILE; base < any_last; base += TILE) {
+    for (int start = 0;;) {
+        // The next tile that a query reads; `start` is where the one before ended.
+        const int base = simd_min(last > max(first, start) ? max(first, start) : INT_MAX) / TILE * TILE;
+        if (base == INT_MAX / TILE * TILE) break;
+        start = base + TILE;
+        // Whether any query reads the lane's rows of the tile, base + lane and base + lane + 32.
+        bool read[2] = {false, false};
+        for (ushort i = 0; i < QUERIES; i++) {
+            const int low = simd_shuffle(first, ushort(4 * i)), high = simd_shuffle(last, ushort(4 * i));
+            for (uint half_ = 0; half_ < 2; half_++) {
+                const int cell = base + int(lane + 32 * half_);
+                read[half_] = read[half_] || (cell >= low && cell < high);
+            }
+        }
         simdgroup_float8x8 s[8];
         for (uint j = 0; j < 8; j++) s[j] = make_filled_simdgroup_matrix<float, 8>(0.0f);
         float d[2] = {0, 0};
@@ -43,7 +64,7 @@ kernel void attention_tiled(constant attn_args & a [[buffer(0)]], device const f
             for (uint half_ = 0; half_ < 2; half_++) {
                 const int cell = base + int(lane + 32 * half_);
                 float4 x = float4(0.0f), z = float4(0.0f);
-                if (cell >= any_first && cell < any_last)
+                if (read[half_])
                     kv_load8(kv_format, k_rows + ulong(uint(cell)) * a.row_bytes, kv_head * head_dim + at, at == 0, d[half_], x, z);
                 for (uint i = 0; i < 4; i++) {
                     slab[(lane + 32 * half_) * 8 + i] = x[i];
@@ -93,7 +114,7 @@ kernel void attention_tiled(constant attn_args & a [[buffer(0)]], device const f
                 const int cell = base + int(lane + 32 * half_);
                 float4 x = float4(0.0f), z = float4(0.0f);
                 float scale = 0;
-                if (cell >= any_first && cell < any_last)
+                if (read[half_])
                     kv_load8(kv_format, v_rows + ulong(uint(cell)) * a.row_bytes, kv_head * head_dim + at, true, scale, x, z);
                 for (uint i = 0; i < 4; i++) {
                     slab[(lane + 32 * half_) * 8 + i] = x[i];

@@ -20,9 +20,24 @@ inline uint u32_at(device const uchar * p) { return u16_at(p) | u16_at(p + 2) <<
 inline uint u32_aligned(device const uchar * p) { return *(device const uint *)p; }       // p is 4-byte aligned
 inline uint u32_bytes(device const uchar * p) { return uint(p[0]) | uint(p[1]) << 8 | uint(p[2]) << 16 | uint(p[3]) << 24; }
 
+// Where launches may overlap, a kernel that calls this touches what others write only after it; elsewhere all is there.
+// What is asked for by `prefetch` may be read sooner then.
+#ifdef MINFER_CUDA
+inline void wait_for_those_before() { msl_cuda::wait(); }
+inline void prefetch(device const uchar * p) { msl_cuda::prefetch(p); }
+#else
+inline void wait_for_those_before() {}
+inline void prefetch(device const uchar *) {}
+#endif
+
 // The four bytes of a word as numbers, lowest first.
+#ifdef MINFER_CUDA  // a permute puts a byte into 2^23's fraction: fewer instructions than to extract and convert it
+inline float4 bytes4(uint q) { return msl_cuda::bytes(q) - 8388608.0f; }
+inline float4 signed4(uint q) { return msl_cuda::bytes(q ^ 0x80808080u) - 8388736.0f; }
+#else
 inline float4 bytes4(uint q) { return float4(as_type<uchar4>(q)); }
 inline float4 signed4(uint q) { return float4(as_type<char4>(q)); }
+#endif
 inline float4 low_nibbles(uint q) { return bytes4(q & 0x0F0F0F0Fu); }
 inline float4 high_nibbles(uint q) { return bytes4(q >> 4 & 0x0F0F0F0Fu); }
 // Bit k, k + 1, k + 2, k + 3 of h as bit 4 of byte 0, 1, 2, 3.
@@ -36,12 +51,18 @@ inline float silu(float x) { return x / (1.0f + exp(-x)); }
 inline float gelu(float x) { return 0.5f * x * (1.0f + precise::tanh(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
 inline float soft_cap(float x, float cap) { return cap * precise::tanh(x / cap); }
 
-// Sum of squares of a row of n values by one simdgroup: lane l adds i = l, l + 32, ... in order, then the lanes' sums
-// are added by simd_sum. Every kernel that needs a row's norm calls this, so fused and unfused kernels agree. `P` is a
-// pointer to device or threadgroup memory. Reached by the whole simdgroup.
-template <typename P> inline float sum_of_squares(P x, uint n, uint lane) {
+// Sum of squares of a row of n values. Eight chains a lane: chain c of lane l adds i = 32 c + l, then each 256 further, in
+// order; a lane adds its chains in order, then the lanes' sums are added by simd_sum. Every kernel that needs a row's norm
+// has this order, so fused and unfused kernels agree. `P` is a pointer to device or threadgroup memory.
+constant constexpr uint CHAINS = 8;
+template <typename P> inline float squares_chain(P x, uint n, uint lane, uint chain) {
     float s = 0;
-    for (uint i = lane; i < n; i += SIMD) s = fma(x[i], x[i], s);
+    for (uint i = SIMD * chain + lane; i < n; i += SIMD * CHAINS) s = fma(x[i], x[i], s);
+    return s;
+}
+template <typename P> inline float sum_of_squares(P x, uint n, uint lane) {  // reached by the whole simdgroup
+    float s = squares_chain(x, n, lane, 0);
+    for (uint c = 1; c < CHAINS; c++) s += squares_chain(x, n, lane, c);
     return simd_sum(s);
 }
 inline float norm_scale(float squares, uint n, float eps) { return 1.0f / precise::sqrt(squares / float(n) + eps); }

@@ -1,4 +1,4 @@
-// Moving rows: token embedding, chosen rows, and strided copies (view, reshape, permute).
+// Moving rows: token embedding, chosen rows, strided copies (view, reshape, permute), and KV rows between cells.
 #include "weights.h"
 
 constant ushort type_0 [[function_constant(0)]];
@@ -29,4 +29,16 @@ kernel void copy_strided(constant copy_args & a [[buffer(0)]], device const floa
         rest /= a.extent[k];
     }
     y[i] = x[from];
+}
+
+// Rows source ... source + count - 1 of a region to target ..., verbatim; the two may overlap. A row is `words` words.
+// A row that is written over is read by the row that is |target - source| before or after it in the move, and by no other:
+// rows of one remainder by that distance are a strand, moved by one thread a word from the end where nothing is lost.
+// Grid: x, a word a thread; y, strands.
+kernel void move_rows(constant move_args & a [[buffer(0)]], device uint * rows [[buffer(1)]], uint2 at [[thread_position_in_grid]]) {
+    if (at.x >= a.words) return;
+    for (uint i = at.y; i < a.count; i += a.strands) {
+        const uint r = a.target < a.source ? i : a.count - 1 - i;
+        rows[ulong(a.target + r) * a.words + at.x] = rows[ulong(a.source + r) * a.words + at.x];
+    }
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from minfer.backends.gpu.lower import attention, heads, project, simple
+from minfer.backends.gpu.lower import attention, choose, heads, project, simple
 from minfer.backends.gpu.lower.context import Context, Lower, Profile, Region
 from minfer.errors import GraphError
 from minfer.graph import ir
@@ -22,7 +22,15 @@ __all__ = ["LOWER", "WEIGHT_TYPES", "Context", "Profile", "Region", "lower", "un
 WEIGHT_TYPES = tuple(FORMATS)
 MAX_HEAD_DIM = 256
 #: Threadgroup memory in bytes of the kernel that takes most, with its name.
-THREADGROUP_BYTES = {"gemm": 12288, "attention_tiled": 20480, "attention_g8": 9216}
+THREADGROUP_BYTES = {
+    "gemm": 12288,
+    "gemm_mma": 18432,
+    "attention_tiled": 20480,
+    "attention_g8": 9216,
+    "attention_wide_g8": 10336,
+    "project_wide": 22400,
+    "top_parts": 4096,
+}
 
 LOWER: dict[type[ir.Op], Lower] = {
     ir.Embed: simple.embed,
@@ -34,6 +42,7 @@ LOWER: dict[type[ir.Op], Lower] = {
     ir.KvStore: heads.kv_store,
     ir.Attn: attention.attention,
     ir.Softmax: simple.softmax,
+    ir.TopK: simple.top_k,
     ir.View: simple.copy,
     ir.Reshape: simple.copy,
     ir.Permute: simple.copy,
@@ -75,6 +84,11 @@ def unsupported(node: Node, profile: Profile, kv_format: str) -> str | None:
         return f"head_rope_store packs q8_0 by heads; a head of {op.rope.head_dim} is not whole blocks of 32"
     if isinstance(op, (ir.View, ir.Permute)) and len(node.shape) > 4:
         return f"copy_strided takes up to 4 axes, found {len(node.shape)}"
+    tokens = math.prod(node.shape[1:])
+    if isinstance(op, ir.Project) and op.norm and tokens > choose.NORM_MAX_TOKENS:
+        return f"a norm joined to a product of {tokens} tokens; kernels take up to {choose.NORM_MAX_TOKENS}"
+    if isinstance(op, ir.TopK) and op.k > simple.MAX_TOP_K:
+        return f"the best {op.k} of a row; top_parts gives up to {simple.MAX_TOP_K}"
     if node.n_elements >= 1 << 31:
         return f"{math.prod(node.shape):,} values; kernels index up to 2^31"
     for kernel, nbytes in THREADGROUP_BYTES.items():
@@ -113,4 +127,6 @@ def _head_dim(d: int) -> str | None:
 
 
 def _uses(op: Any, kernel: str) -> bool:
-    return isinstance(op, ir.Attn) if kernel.startswith("attention") else isinstance(op, (ir.MatMul, ir.Project))
+    if kernel.startswith("attention"):
+        return isinstance(op, ir.Attn)
+    return isinstance(op, ir.TopK) if kernel.startswith("top") else isinstance(op, (ir.MatMul, ir.Project))

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 TILE_QUERIES = 8
 
 
+def parts_bytes(op: ir.Attn, n_queries: int, n_splits: int) -> int:
+    """Bytes of what the parts of a split window hold: for each a head's values, its maximum and its sum."""
+    return 4 * n_queries * op.n_head * n_splits * (op.head_dim + 2) if n_splits > 1 else 0
+
+
 def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     q, positions, window = c.inputs(node)
     region, n = c.regions[op.layer], q.shape[1]
@@ -49,7 +54,7 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
                 [*bindings, c.value(6, node, "write")],
                 (op.n_head, ceil_div(n, TILE_QUERIES), 1),
                 32,
-                constants={"head_dim": op.head_dim, "kv_format": KV_TYPES[c.kv_format]},
+                constants=constants,
                 nbytes=moved,
                 flops=flops,
             )
@@ -57,22 +62,23 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     group = op.n_head // op.n_kv_head
     heads, n_splits = choose.head_group(group), choose.splits(c.profile, n, region.n_cells)
     constants["n_splits"] = n_splits
-    kernel, grid = f"attention_g{heads}", (op.n_kv_head * ceil_div(group, heads), n, n_splits)
+    family, threads = ("attention_wide", 128) if choose.wide_attention(c.profile, n) else ("attention", 32)
+    kernel, grid = f"{family}_g{heads}", (op.n_kv_head * ceil_div(group, heads), n, n_splits)
     if n_splits == 1:
         bindings.append(c.value(6, node, "write"))
     else:
-        size = 4 * n * op.n_head * n_splits * (op.head_dim + 2)
+        size = parts_bytes(op, n, n_splits)
         bindings.append(c.temporary(7, "attention", size, "write"))
     launches = [
         launch(
             node,
-            "attention",
+            family,
             kernel,
             args.ATTN,
             values,
             bindings,
             grid,
-            32,
+            threads,
             constants=constants,
             nbytes=moved,
             flops=flops,

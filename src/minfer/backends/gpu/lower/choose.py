@@ -26,14 +26,21 @@ class Choice:
 
 MANY = 1 << 30
 
+#: A norm joins products of up to this many tokens; beyond, each tile of a product would compute it again.
+NORM_MAX_TOKENS = 8
+#: Tiers that a device must ask for (`Profile.extra`): they pay where that device's hardware is.
+EXTRA = ("wide", "mma")
+
 #: In order; the first whose `max_tokens` is reached and whose tier is on. The last row serves every token count.
 PRODUCTS = (
+    Choice("project_wide", "wide", 1, 4, 1, "CUDA: simdgroups share a row, so that enough loads are under way"),
     Choice("project_t1", "matvec", 1, 4, 1, "bound by weight bytes: each is read once"),
     Choice("project_t2", "matvec", 2, 4, 2, "the same weights for two tokens"),
     Choice("project_t4", "matvec", 4, 2, 4, "the same weights for four tokens"),
     Choice("project_t8", "matvec", 8, 2, 8, "the same weights for eight tokens"),
+    Choice("gemm_mma", "mma", MANY, 64, 64, "CUDA: tensor cores, operands rounded to tf32; no norm prologue"),
     Choice("gemm", "gemm", MANY, 64, 32, "bound by arithmetic: simdgroup matrices; no norm prologue"),
-    Choice("project_t8", "any", MANY, 2, 8, "eight tokens at a time, where gemm is off or a norm is joined"),
+    Choice("project_t8", "any", MANY, 2, 8, "eight tokens at a time, where gemm is off"),
 )
 
 #: Query heads that share the keys of one KV head in a threadgroup: the first that holds the group, else the last.
@@ -41,24 +48,35 @@ HEAD_GROUPS = (1, 2, 4, 8)
 
 #: Up to this many queries, attention is split over the rows of the window.
 SPLIT_MAX_QUERIES = 8
-#: Rows of the KV region a split, and the most splits; fixed when a program is made, whatever the window holds then.
-SPLIT_ROWS, MAX_SPLITS = 256, 16
-#: From this many queries on, attention over causal windows is tiled: 8 queries share the keys. Queries with windows of
-#: their own (spans, maps) read their own rows only, each for itself.
-TILED_MIN_QUERIES = 9
+#: The most splits on any device; how many of the KV region's rows a split has is the profile's. Fixed when a program is
+#: made, whatever the window holds then.
+MAX_SPLITS = 128
+#: From this many queries on, attention is tiled: 8 queries share the keys. Causal windows are of one sequence; fewer
+#: spans are taken for a token each of several sequences, and maps for rows that are not side by side: there each query
+#: reads its own rows for itself.
+TILED_MIN_QUERIES = {0: 9, 2: 33}
 
-TIERS = ("gemm", "split", "tiled")
+TIERS = ("gemm", "split", "tiled", *EXTRA)
 
 
-def product(profile: Profile, n_tokens: int, *, norm: bool) -> Choice:
-    """The kernel for a matrix product of `n_tokens`."""
+def product(profile: Profile, n_tokens: int, *, coded: bool = True) -> Choice:
+    """The kernel for a matrix product of `n_tokens`; `coded` says that all weights are blocks of codes, none plain."""
     for choice in PRODUCTS:
         if n_tokens > choice.max_tokens or choice.tier in profile.off:
             continue
-        if choice.tier == "gemm" and (norm or not profile.simd_matrix):
+        if choice.tier in EXTRA and choice.tier not in profile.extra:
+            continue
+        if choice.tier == "wide" and not coded:
+            continue
+        if choice.tier in ("gemm", "mma") and not profile.simd_matrix:
             continue
         return choice
     raise AssertionError("the last row serves everything")
+
+
+def wide(n_in: int) -> int:
+    """Simdgroups of `project_wide` that share rows of this length, as measured on an H200."""
+    return 2 if n_in <= 1024 else 1 if n_in <= 4096 else 2 if n_in <= 8192 else 4
 
 
 def head_group(group: int) -> int:
@@ -70,12 +88,18 @@ def splits(profile: Profile, n_queries: int, n_cells: int) -> int:
     """Into how many parts the rows of a window are split."""
     if n_queries > SPLIT_MAX_QUERIES or "split" in profile.off:
         return 1
-    return max(1, min(MAX_SPLITS, n_cells // SPLIT_ROWS))
+    return max(1, min(profile.max_splits, n_cells // profile.split_rows))
+
+
+def wide_attention(profile: Profile, n_queries: int) -> bool:
+    """Whether attention over split rows takes four simdgroups a threadgroup."""
+    return n_queries <= SPLIT_MAX_QUERIES and "wide" in profile.extra and "wide" not in profile.off
 
 
 def tiled(profile: Profile, n_queries: int, window: int) -> bool:
     """Whether attention runs over tiles of queries."""
-    return n_queries >= TILED_MIN_QUERIES and window == 0 and profile.simd_matrix and "tiled" not in profile.off
+    many = window in TILED_MIN_QUERIES and n_queries >= TILED_MIN_QUERIES[window]
+    return many and profile.simd_matrix and "tiled" not in profile.off
 
 
 def tiers_off(text: str | None = None) -> frozenset[str]:

@@ -25,7 +25,11 @@ KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 2}
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A device as lowering sees it: its limits, what it prefers, and tiers that were switched off."""
+    """A device as lowering sees it: its limits, what it prefers, and tiers that were switched off.
+
+    `extra` names the tiers that only some devices take. Attention has a split for each `split_rows` rows of the KV
+    region, up to `max_splits`. `cores` counts the GPU's cores (streaming multiprocessors), where a grid depends on it.
+    """
 
     name: str
     unified_memory: bool
@@ -34,6 +38,10 @@ class Profile:
     max_buffer_bytes: int
     simd_matrix: bool = True
     off: frozenset[str] = frozenset()
+    extra: frozenset[str] = frozenset()
+    split_rows: int = 256
+    max_splits: int = 16
+    cores: int = 1
 
 
 @dataclass(frozen=True, slots=True)

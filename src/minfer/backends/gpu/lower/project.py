@@ -20,6 +20,8 @@ SIMDGROUPS = 4
 #: The kernels' numbers of the epilogues.
 EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
+#: Threadgroups of `project_wide` a core of the GPU; each goes on to further rows.
+WIDE_RESIDENT = 6
 
 
 def matmul(c: Context, node: Node, op: ir.MatMul) -> list[Launch]:
@@ -54,11 +56,19 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     bindings += [c.value(9, value) for value in residual]
     if op.norm:
         bindings.append(c.weight(2, op.norm[0]))
-    choice = choose.product(c.profile, n_tokens, norm=op.norm is not None)
-    if choice.kernel == "gemm":
+    coded = all(FORMATS[w.type].block_size > 1 for w in op.segments)
+    choice = choose.product(c.profile, n_tokens, coded=coded)
+    family = choice.kernel
+    if choice.tier in ("gemm", "mma"):
         rows = choice.rows // 2 if glu else choice.rows
         tiles = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
-        grid, threads, family = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS, "gemm"
+        grid, threads = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS
+    elif choice.tier == "wide":
+        across = choose.wide(n_in)
+        constants |= {"has_norm": op.norm is not None, "across": across}
+        groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
+        grid = (min(ceil_div(groups * across, SIMDGROUPS), WIDE_RESIDENT * c.profile.cores), 1, 1)
+        threads = 32 * SIMDGROUPS
     else:
         constants["has_norm"] = op.norm is not None
         groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))

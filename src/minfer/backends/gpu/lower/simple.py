@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from minfer.backends.gpu import args
+from minfer.backends.gpu.launch import Binding, Launch, Ref
 from minfer.backends.gpu.lower.context import Context, ceil_div, launch
+from minfer.errors import UnsupportedError
 from minfer.graph import ir
 from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
     from minfer.backends.gpu.args import Field
-    from minfer.backends.gpu.launch import Launch
     from minfer.graph.ir import Node
 
 THREADS = 128
+#: Values a part of a row whose best are looked for, the most parts of a row, and the most that are looked for.
+TOP_PART, MAX_TOP_PARTS, MAX_TOP_K = 1024, 1024, 1024
+#: Strands of rows in one launch of `move_rows`: a grid has up to 65,535 threadgroups in y on some devices.
+MAX_STRANDS = 1 << 15
 
 #: The kernel's numbers of the elementwise ops; the index is the function constant `operation`.
 ELEMENTWISE = (ir.Silu, ir.Gelu, ir.Scale, ir.SoftCap, ir.Add, ir.Mul, ir.SwiGLU, ir.GeGLU)
@@ -80,6 +86,29 @@ def copy(c: Context, node: Node, op: ir.View | ir.Reshape | ir.Permute) -> list[
     return [launch(node, "rows", "copy_strided", args.COPY, values, bindings, grid, THREADS, nbytes=2 * node.nbytes)]
 
 
+def move_rows(ref: Ref, row_bytes: int, source: int, target: int, count: int) -> Launch:
+    """KV rows from cell to cell, verbatim. Where the two overlap, the strands (see the kernel) divide the distance."""
+    words, distance = row_bytes // 4, abs(target - source)
+    strands = min(distance, count)
+    if strands > MAX_STRANDS:
+        strands = MAX_STRANDS if distance >= count else math.gcd(distance, MAX_STRANDS)
+    packed = args.MOVE.pack(source=source, target=target, count=count, words=words, strands=strands)
+    first, last = min(source, target) * row_bytes, (max(source, target) + count) * row_bytes
+    return Launch(
+        f"cells {source} to {target} of {ref}",
+        "rows",
+        "move_rows",
+        (),
+        args.MOVE.name,
+        packed,
+        (Binding(1, ref, first, last, "both"),),
+        (ceil_div(words, THREADS), strands, 1),
+        THREADS,
+        2 * count * row_bytes,
+        0,
+    )
+
+
 def rms_norm(c: Context, node: Node, op: ir.RmsNorm) -> list[Launch]:
     (x,) = c.inputs(node)
     d = node.shape[0]
@@ -96,6 +125,22 @@ def softmax(c: Context, node: Node, op: ir.Softmax) -> list[Launch]:
     grid = (node.n_elements // d, 1, 1)
     values = {"n": d, "eps": 0.0}
     return [launch(node, "norms", "softmax", args.NORM, values, bindings, grid, 32, flops=5 * node.n_elements)]
+
+
+def top_k(c: Context, node: Node, op: ir.TopK) -> list[Launch]:
+    (x,) = c.inputs(node)
+    d, n = x.shape
+    parts = ceil_div(d, TOP_PART)
+    if parts > MAX_TOP_PARTS:
+        raise UnsupportedError(f"{node.name}: rows of {d:,}; top_merge takes up to {MAX_TOP_PARTS * TOP_PART:,} values")
+    size = 4 * n * parts * (2 * op.k + 2)
+    values = {"n": d, "k": op.k}
+    first = [c.value(1, x), c.temporary(2, "top", size, "write")]
+    second = [c.temporary(1, "top", size, "read"), c.value(2, node, "write")]
+    return [
+        launch(node, "top", "top_parts", args.TOP, values, first, (parts, n, 1), 32, flops=(op.k + 4) * x.n_elements),
+        launch(node, "top", "top_merge", args.TOP, values, second, (n, 1, 1), 32, flops=op.k * n * parts),
+    ]
 
 
 def elementwise(c: Context, node: Node, op: ir.Op) -> list[Launch]:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from minfer.backends.gpu.devices.base import Device, Recording, Step
 from minfer.backends.gpu.devices.metal.bridge import compiler_text, error_text, frameworks
 from minfer.backends.gpu.devices.metal.capture import Capture
+from minfer.backends.gpu.devices.metal.counters import Counters
 from minfer.backends.gpu.devices.metal.encode import MAX_COMMANDS, Direct, Replay
 from minfer.backends.gpu.kernels import source
 from minfer.backends.gpu.lower import Profile
@@ -33,6 +34,7 @@ from minfer.errors import DeviceError, DeviceMemoryError, RequestError, Unsuppor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from minfer.backends.base import Check
     from minfer.backends.gpu.launch import Launch
 
 #: A no-copy buffer covers whole pages; 16 KiB on every Apple GPU.
@@ -95,9 +97,16 @@ def _shared(registry: int) -> _Shared:
     return _Shared()
 
 
+@cache
+def _say_once(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 class MetalDevice(Device):
     """The system's GPU. `wait_s` bounds every wait. A command buffer that failed, or did not end, is a `DeviceError`,
     and the device refuses everything after it."""
+
+    runs_ahead = True
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self.objc, self.metal, self.foundation = frameworks()
@@ -131,6 +140,7 @@ class MetalDevice(Device):
         self._check_ownership()
         self._capture = Capture(self) if os.environ.get("MINFER_METAL_CAPTURE") else None
         self._replay: bool | None = None
+        self._counters: Counters | None = None
 
     def _check_gpu(self) -> None:
         metal = self.metal
@@ -147,11 +157,20 @@ class MetalDevice(Device):
             )
             self.references = int(probe.retainCount())
         if self.references != 1:
-            print(
+            _say_once(
                 f"minfer: PyObjC {self.objc.__version__} holds Metal objects {self.references - 1} times too often: "
-                "memory is given back only when the process ends. Please report this, with the version of macOS",
-                file=sys.stderr,
+                "memory is given back only when the process ends. Please report this, with the version of macOS"
             )
+
+    def facts(self) -> dict[str, str]:
+        from minfer.backends.gpu.devices.metal import checks
+
+        return checks.facts(self)
+
+    def checks(self, *, risky: bool) -> Iterator[Check]:
+        from minfer.backends.gpu.devices.metal import checks
+
+        return checks.run(self, risky=risky)
 
     @contextlib.contextmanager
     def pool(self) -> Iterator[None]:
@@ -268,6 +287,7 @@ class MetalDevice(Device):
                 self._residency.removeAllAllocations()
                 self._residency.endResidency()
             self._residency = None
+        self._counters = None
         self._dead = self._dead or "it was closed"
 
     # --- kernels -------------------------------------------------------------------------------------------------
@@ -356,6 +376,11 @@ class MetalDevice(Device):
             return None
         return f"{self.name} is not of the family Apple9 (M3) or later"
 
+    def times(self, steps: Sequence[Step]) -> list[float]:
+        self._alive()
+        self._counters = self._counters or Counters(self)
+        return self._counters.times(steps)
+
     def _may_replay(self) -> bool:
         if self._replay is None:
             from minfer.backends.gpu.devices.metal.self_test import decide
@@ -402,6 +427,21 @@ class MetalDevice(Device):
         self._pending = []
         if self._capture:
             self._capture.waited()
+
+    @property
+    def late(self) -> int:
+        """Command buffers that were waited for and had no last status then."""
+        return len(self._late)
+
+    @property
+    def resident(self) -> bool:
+        """Whether weights are in a residency set."""
+        return self._residency is not None
+
+    def wait_for_nothing(self, milliseconds: int) -> bool:
+        """Wait for a signal that nobody sends: False, at the end of the bound."""
+        with self.pool():
+            return bool(self._event.waitUntilSignaledValue_timeoutMS_(self._value + 1, milliseconds))
 
     def _unfinished(self, sent: list[_Pending]) -> list[_Pending]:
         """Those of `sent` that have no last status yet, which may come after the signal. Raises for a failed one."""

@@ -55,6 +55,7 @@ _OWNED: dict[bytes, dict[int, dict[str, Any]]] = {
         3: {"type": b"Q"},
         4: {"type": b"Q"},
     },
+    b"newCounterSampleBufferWithDescriptor:error:": {2: {"type": b"@"}, 3: {"type": b"^@", "type_modifier": b"o"}},
     b"newResidencySetWithDescriptor:error:": {2: {"type": b"@"}, 3: {"type": b"^@", "type_modifier": b"o"}},
 }
 

@@ -40,6 +40,10 @@ def _sizes(step: Step) -> tuple[tuple[int, ...], tuple[int, int, int]]:
     return tuple(map(int, step.launch.grid)), (int(step.launch.threads), 1, 1)
 
 
+#: A launch ready to be sent: barrier, pipeline, arguments, buffers, offsets, (first slot, slots), (grid, threads).
+Encoded = tuple[bool, Any, bytes, list[Any], list[int], tuple[int, int], tuple[Any, Any]]
+
+
 class Direct:
     """Steps encoded anew for each run. To `keep` them costs a buffer for their arguments and saves a message a launch:
     at most four then, five without."""
@@ -48,7 +52,7 @@ class Direct:
         self._device = device
         self._steps = steps
         self._what = describe(steps)
-        self._encoded: list[tuple[Any, ...]] = []
+        self._encoded: list[Encoded] = []
         self._arena: MetalBuffer | None = None
         starts = [0] * len(steps)
         if keep and steps:
@@ -73,25 +77,27 @@ class Direct:
             self._device.submit(self._encode, self._what, self)
 
     def _encode(self, commands: Any) -> None:
-        metal = self._device.metal
-        encoder = self._device.made(
-            commands.computeCommandEncoderWithDispatchType_(metal.MTLDispatchTypeConcurrent), "a compute encoder"
-        )
-        current = None
+        kind = self._device.metal.MTLDispatchTypeConcurrent
+        encoder = self._device.made(commands.computeCommandEncoderWithDispatchType_(kind), "a compute encoder")
         try:
-            for barrier, pipeline, args, objects, offsets, slots, (groups, threads) in self._encoded:
-                if barrier:
-                    encoder.memoryBarrierWithScope_(metal.MTLBarrierScopeBuffers)
-                if pipeline is not current:
-                    encoder.setComputePipelineState_(pipeline)
-                    current = pipeline
-                if args:
-                    encoder.setBytes_length_atIndex_(args, len(args), 0)
-                if objects:
-                    encoder.setBuffers_offsets_withRange_(objects, offsets, slots)
-                encoder.dispatchThreadgroups_threadsPerThreadgroup_(groups, threads)
+            self.put(encoder, self._encoded)
         finally:
             encoder.endEncoding()  # Metal aborts the process where an encoder goes without it
+
+    def put(self, encoder: Any, some: Sequence[Encoded]) -> None:
+        """Launches into an encoder that is open."""
+        current = None
+        for barrier, pipeline, args, objects, offsets, slots, (groups, threads) in some:
+            if barrier:
+                encoder.memoryBarrierWithScope_(self._device.metal.MTLBarrierScopeBuffers)
+            if pipeline is not current:
+                encoder.setComputePipelineState_(pipeline)
+                current = pipeline
+            if args:
+                encoder.setBytes_length_atIndex_(args, len(args), 0)
+            if objects:
+                encoder.setBuffers_offsets_withRange_(objects, offsets, slots)
+            encoder.dispatchThreadgroups_threadsPerThreadgroup_(groups, threads)
 
 
 class Replay:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 import minfer
 from minfer.backends.gpu import args
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 #: Values in each buffer of the self-test, and threads of a threadgroup.
 N, THREADS = 16384, 256
+LAUNCHES = 32
 ADD, MULTIPLY, SILU = 4, 5, 0  # operations of elementwise.metal
 WAIT_S = 10.0
 
@@ -37,16 +39,11 @@ def decide(device: MetalDevice) -> bool:
         raise RequestError(f"MINFER_METAL_REPLAY is 0 or 1, not {wish!r}")
     if wish == "0" or (wish == "" and device.replayable()):
         return False
-    verdicts = _read()
-    key = f"{device.name} | macOS {platform.mac_ver()[0]} | minfer {minfer.__version__}"
-    found = verdicts.get(key)
+    found = _read().get(_key(device))
     if found == "same":
         return True
     if found is None or wish == "1":
-        # Should the attempt take the process down, the next one finds this and leaves replay alone.
-        _write({**verdicts, key: "did not end"})
-        found = attempt(type(device)(wait_s=WAIT_S))
-        _write({**verdicts, key: found})
+        found = tried(device)
         if found != "same":
             print(f"minfer: replay stays off on {device.name}: the self-test {found}", file=sys.stderr)
     if found != "same" and wish == "1":
@@ -54,10 +51,23 @@ def decide(device: MetalDevice) -> bool:
     return found == "same"
 
 
+def tried(device: MetalDevice) -> str:
+    """The verdict of an attempt made now, on a device of its own, and kept on disk."""
+    # Should the attempt take the process down, the next one finds this and leaves replay alone.
+    _write(_read() | {_key(device): "did not end"})
+    found = attempt(type(device)(wait_s=WAIT_S))
+    _write(_read() | {_key(device): found})
+    return found
+
+
+def _key(device: MetalDevice) -> str:
+    return f"{device.name} | macOS {platform.mac_ver()[0]} | minfer {minfer.__version__}"
+
+
 def attempt(device: MetalDevice) -> str:
     """`same`, or what is wrong. The device is used up: a fault in it is the verdict, and nobody else's."""
     try:
-        with_direct, with_replay = _results(device, replay=False), _results(device, replay=True)
+        with_direct, with_replay = results(device, replay=False), results(device, replay=True)
     except DeviceError as error:
         return f"failed: {error}"
     finally:
@@ -66,54 +76,79 @@ def attempt(device: MetalDevice) -> str:
     return f"found {different} of {sum(a.size for a in with_direct)} bytes different" if different else "same"
 
 
-def _results(device: MetalDevice, *, replay: bool) -> list[Any]:
-    """Three runs of a chain of launches, each with inputs of its own: what is in every buffer afterwards."""
+def results(device: MetalDevice, *, replay: bool) -> list[Any]:
+    """Three runs of a chain of launches, each with inputs of its own: what is in every buffer afterwards, as bytes."""
     buffers = [device.buffer(4 * N, f"self-test {i}") for i in range(4)]
-    steps = _steps(buffers)
-    program = Replay(device, steps) if replay else Direct(device, steps, keep=True)
-    results = []
+    chain = steps(buffers)
+    program = Replay(device, chain) if replay else Direct(device, chain, keep=True)
+    found = []
     for run in range(3):
         for i, buffer in enumerate(buffers):
-            values = np.random.default_rng([run, i]).standard_normal(N, np.float32)
-            device.write(buffer, 0, values.tobytes())
+            device.write(buffer, 0, _inputs(run, i).tobytes())
         program.run()
-        results += [np.frombuffer(device.read(buffer, 0, 4 * N), np.uint8) for buffer in buffers]
-    return results
+        found += [np.frombuffer(device.read(buffer, 0, 4 * N), np.uint8) for buffer in buffers]
+    return found
 
 
-def _steps(buffers: list[Any]) -> list[Step]:
+def expected() -> list[npt.NDArray[np.float32]]:
+    """The same by numpy."""
+    found = []
+    for run in range(3):
+        buffers = [_inputs(run, i) for i in range(4)]
+        for i in range(LAUNCHES):
+            x, y = buffers[i % 4][N // 2 :], buffers[(i + 1) % 4][: N // 2]
+            z = (x + y, x * y, x / (1 + np.exp(-x)))[i % 3]
+            buffers[(i + 2) % 4][: N // 2] = z
+        found += buffers
+    return found
+
+
+def _inputs(run: int, buffer: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng([run, buffer]).standard_normal(N, np.float32)
+
+
+def steps(buffers: list[Any]) -> list[Step]:
     """Launches that need their barriers: each reads, element by element shifted by half a buffer, what others wrote."""
     launches = []
-    for i in range(32):
+    for i in range(LAUNCHES):
         operation = (ADD, MULTIPLY, SILU)[i % 3]
         x, y, z = i % 4, (i + 1) % 4, (i + 2) % 4
         half = 2 * N
         bindings = [Binding(1, Ref("pool", x), half, 2 * half), Binding(3, Ref("pool", z), 0, half, "write")]
         if operation != SILU:
             bindings.insert(1, Binding(2, Ref("pool", y), 0, half))
-        launches.append(
-            Launch(
-                node=f"self-test {i}",
-                family="elementwise",
-                kernel="elementwise",
-                constants=(("operation", operation), ("is_binary", operation != SILU)),
-                struct=args.ELEMENTWISE.name,
-                args=args.ELEMENTWISE.pack(n=N // 2, factor=1.0),
-                bindings=tuple(bindings),
-                grid=(N // 2 // THREADS, 1, 1),
-                threads=THREADS,
-                bytes=0,
-                flops=0,
-            )
-        )
-    steps = []
+        launches.append(_launch(f"self-test {i}", operation, bindings))
+    found = []
     for launch, fence in zip(launches, barriers(launches), strict=True):
         bound = [
             Bound(b.slot, buffers[int(b.ref.key)], b.start, 0, b.end - b.start, not b.writes, b.writes)
             for b in launch.bindings
         ]
-        steps.append(Step(launch, tuple(bound), fence))
-    return steps
+        found.append(Step(launch, tuple(bound), fence))
+    return found
+
+
+def add(x: Any, offset: int, y: Any, z: Any) -> Step:
+    """z = y + what lies `offset` bytes into x, of N / 2 values."""
+    places = ((1, x, offset, False), (2, y, 0, False), (3, z, 0, True))
+    bound = tuple(Bound(slot, buffer, at, 0, 2 * N, not out, out) for slot, buffer, at, out in places)
+    return Step(_launch("addition", ADD, []), bound, False)
+
+
+def _launch(node: str, operation: int, bindings: list[Binding]) -> Launch:
+    return Launch(
+        node=node,
+        family="elementwise",
+        kernel="elementwise",
+        constants=(("operation", operation), ("is_binary", operation != SILU)),
+        struct=args.ELEMENTWISE.name,
+        args=args.ELEMENTWISE.pack(n=N // 2, factor=1.0),
+        bindings=tuple(bindings),
+        grid=(N // 2 // THREADS, 1, 1),
+        threads=THREADS,
+        bytes=0,
+        flops=0,
+    )
 
 
 def _path() -> Path:

@@ -1,7 +1,8 @@
 """Every op once more, as slowly and plainly as it can be said, in f64: what the reference backend is compared with.
 
-Written from the definitions, one value or one head at a time; it shares no code with the backends. Inputs and results
-are numpy arrays of the reversed logical shape.
+Written from the definitions, one value or one head at a time; it shares no code with the backends. Only the unpacking
+of block formats is `quants`' own for both: tests hold it to blocks worked out by hand. Inputs and results are numpy
+arrays of the reversed logical shape.
 """
 
 from __future__ import annotations
@@ -115,10 +116,10 @@ def packed(rows: Array, fmt: str) -> Array:
     for i, row in enumerate(rows.astype(np.float32)):
         for start in range(0, len(row), 32):
             block = row[start : start + 32]
-            d = np.float32(max(abs(v) for v in block)) / np.float32(127)
+            d = np.abs(block).max() / np.float32(127)
             inverse = np.float32(1) / d if d else np.float32(0)
             stored = float(np.float16(d))
-            out[i, start : start + 32] = [stored * round(float(v * inverse)) for v in block]
+            out[i, start : start + 32] = stored * np.rint(block * inverse).astype(np.float64)
     return out
 
 
@@ -207,6 +208,26 @@ def matmul(case: Case, w: _Weights, _: Any, x: Array) -> list[Array]:
     return [product(x, w(op.weight)) + (w(op.bias) if op.bias else 0.0)]
 
 
+def top_k(case: Case, _: _Weights, __: Any, x: Array) -> list[Array]:
+    """By taking the best away k times; what is no number counts as the best."""
+    op = case.op
+    assert isinstance(op, ir.TopK)
+    ids, values, totals = [], [], []
+    for row in x:
+        left = {i: float(v) if math.isfinite(v) else math.inf for i, v in enumerate(row)}
+        chosen = []
+        for _pick in range(op.k):
+            best = max(left, key=lambda i: (left[i], -i))
+            chosen.append(best)
+            del left[best]
+        ids.append(chosen)
+        values.append([row[i] for i in chosen])
+        top = max(float(v) for v in row)
+        sane = all(math.isfinite(v) or v == -math.inf for v in row)
+        totals.append([top + math.log(sum(math.exp(float(v) - top) for v in row)) if sane else math.nan])
+    return [np.array(ids), np.array(values), np.array(totals)]
+
+
 def permute(case: Case, _: _Weights, __: Any, x: Array) -> list[Array]:
     op = case.op
     assert isinstance(op, ir.Permute)
@@ -234,6 +255,7 @@ _EVALUATE: dict[type[ir.Op], Callable[..., list[Array]]] = {
     ir.Scale: lambda c, w, _, x: [each(lambda a: float(np.float32(a * float(np.float32(c.op.factor)))), x)],
     ir.Softmax: lambda c, w, _, x: [np.array([softmax([float(v) for v in row]) for row in x])],
     ir.SoftCap: lambda c, w, _, x: [each(lambda a: c.op.cap * math.tanh(a / c.op.cap), x)],
+    ir.TopK: top_k,
     ir.View: lambda c, w, _, x: [x[:, c.op.start : c.op.start + c.op.size]],
     ir.Reshape: lambda c, w, _, x: [x.reshape(-1).reshape(c.op.shape[::-1])],
     ir.Permute: permute,

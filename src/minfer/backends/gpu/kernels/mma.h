@@ -1,0 +1,25 @@
+// The tensor cores' product of 16x8 and 8x8 values, as NVIDIA's `mma` has it. Elsewhere the same by the lanes of a
+// simdgroup, so that a kernel made for it is checked where there is no tensor core.
+#pragma once
+#include "common.h"
+
+#ifdef MINFER_CUDA
+inline float to_tf32(float x) { return msl_cuda::tf32(x); }
+inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint) { msl_cuda::mma_tf32(d, a, b); }
+#else
+// Round to 10 bits of fraction, ties away from zero; NaN stays one.
+inline float to_tf32(float x) { return isfinite(x) ? as_type<float>((as_type<uint>(x) + 0x1000u) & 0xFFFFE000u) : x; }
+// d (16, 8) += a (16, 8) * b (8, 8), operands rounded by to_tf32. With g = lane / 4 and t = lane % 4 a lane has
+// d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); a: (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b: (t, g),
+// (t + 4, g). Reached by the whole simdgroup. https://docs.nvidia.com/cuda/parallel-thread-execution, mma.m16n8k8
+inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint lane) {
+    const ushort g = ushort(lane / 4), t = ushort(lane & 3);
+    for (ushort k = 0; k < 8; k++) {
+        const ushort from = ushort(4 * g + (k & 3));
+        const float low = simd_shuffle(k < 4 ? a.x : a.z, from), high = simd_shuffle(k < 4 ? a.y : a.w, from);
+        const ushort left = ushort(4 * (2 * t) + (k & 3)), right = ushort(left + 4);
+        const float p = simd_shuffle(k < 4 ? b.x : b.y, left), q = simd_shuffle(k < 4 ? b.x : b.y, right);
+        d = fma(float4(low, low, high, high), float4(p, q, p, q), d);
+    }
+}
+#endif

@@ -1,0 +1,299 @@
+"""The CUDA device over a pretended driver: the simulator's bits, direct and replayed, and what each fault says."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import fakecuda
+import numpy as np
+import pytest
+from fakecuda import FakeCuda, Result
+
+from helpers import TINY, TINY_MODELS, open_engine
+from minfer import cases
+from minfer.backends import open_backend
+from minfer.backends.gpu.backend import GpuBackend
+from minfer.backends.gpu.devices import cuda
+from minfer.backends.gpu.devices.cuda import CudaDevice
+from minfer.backends.gpu.devices.simulator import SimulatorDevice
+from minfer.backends.reference import ReferenceBackend
+from minfer.errors import DeviceError, DeviceMemoryError, UnsupportedError
+from minfer.msl import nvrtc
+from minfer.msl.errors import ToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from minfer.engine.engine import Engine
+
+PROMPT = [1, 5, 9, 2, 7]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """A machine with a GPU. Whatever is not given back fails the test at its end, unless the device died."""
+    made = FakeCuda()
+    fakecuda.install(monkeypatch, made)
+    yield made
+    gc.collect()
+    if made.broken is Result.CUDA_SUCCESS and not made.hangs:
+        assert (made.memory, made.pinned, made.live, made.graphs) == ({}, {}, set(), 0)
+
+
+def same_tiers(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
+    """The simulator lowers as the CUDA device does."""
+    device = CudaDevice()
+    own = {name: getattr(device.profile, name) for name in ("extra", "split_rows", "max_splits", "cores")}
+    device.close()
+    original = SimulatorDevice.__init__
+
+    def init(self: SimulatorDevice, **options: Any) -> None:
+        original(self, **options)
+        self.profile = dataclasses.replace(self.profile, **own)
+
+    monkeypatch.setattr(SimulatorDevice, "__init__", init)
+
+
+def follow(engine: Engine, n: int) -> list[bytes]:
+    """Greedy decoding: the logits of each step, as bytes."""
+    logits, out = engine.prefill(PROMPT), []
+    for _ in range(n):
+        out.append(logits.tobytes())
+        logits = engine.prefill([int(np.argmax(logits))])
+    engine.close()
+    return out
+
+
+def run(path: Path, device: str, n: int, **options: Any) -> list[bytes]:
+    return follow(open_engine(path, device=device, **options), n)
+
+
+# --- the same bits -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_tiny_models_give_the_simulators_bits(name: str, machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    same_tiers(monkeypatch, machine)
+    path = TINY / f"{name}.gguf"
+    assert run(path, "cuda", 5) == run(path, "simulator", 5)
+    assert machine.calls.count("cuGraphLaunch") >= 3  # from the second step of its kind on, it is a graph
+    assert any("attention_wide" in name for name in machine.launched)
+
+
+def test_replay_is_direct_over_300_tokens_with_growing_context(
+    machine: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = TINY / "llama-linear.gguf"
+    replayed = run(path, "cuda", 300, n_ctx=320)
+    graphs = machine.calls.count("cuGraphLaunch")
+    assert graphs > 290
+
+    class Direct:
+        def __init__(self, device: CudaDevice, steps: Any) -> None:
+            self.run = lambda: device.encode(steps)
+
+    monkeypatch.setattr(CudaDevice, "record", lambda self, steps: Direct(self, steps))
+    assert run(path, "cuda", 300, n_ctx=320) == replayed
+    assert machine.calls.count("cuGraphLaunch") == graphs
+
+
+def test_sizes_of_context_agree_where_splits_change(machine: FakeCuda) -> None:
+    """127 cells are one split, 128 are two: other sums, the same attention within its class."""
+    path = TINY / "qwen3.gguf"
+    one, two = (run(path, "cuda", 40, n_ctx=n) for n in (127, 128))
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose(np.frombuffer(a, np.float32), np.frombuffer(b, np.float32), atol=2e-4)
+    assert "attention_combine" in machine.launched
+
+
+def test_two_engines_share_kernels_and_nothing_else(machine: FakeCuda) -> None:
+    path = TINY / "qwen3.gguf"
+    first = open_engine(path, device="cuda", kv_format="f32")
+    modules = machine.calls.count("cuModuleLoadData")
+    second = open_engine(path, device="cuda", kv_format="f16")
+    a, b = first.prefill(PROMPT), second.prefill(PROMPT)
+    second.close()
+    assert np.abs(a - b).max() < 1e-2
+    assert np.array_equal(first.prefill([3]), open_and_continue(path))
+    assert machine.calls.count("cuModuleLoadData") > modules
+    first.close()
+
+
+def open_and_continue(path: Path) -> Any:
+    engine = open_engine(path, device="reference", kv_format="f32")
+    engine.prefill(PROMPT)
+    got = engine.prefill([3])
+    engine.close()
+    other = open_engine(path, device="cuda", kv_format="f32")
+    other.prefill(PROMPT)
+    out = other.prefill([3])
+    other.close()
+    np.testing.assert_allclose(out, got, atol=1e-3)
+    return out
+
+
+@pytest.mark.parametrize("name", ["project/swiglu/Q4_K/n1", "project/norm_qkv/n1", "project/add/n9", "top_k/"])
+def test_cases_run_on_it(name: str, machine: FakeCuda) -> None:
+    case = next(c for c in cases.all_cases() if c.name.startswith(name))
+    backend = GpuBackend(CudaDevice(), case.kv_format)
+    bound = backend.bound(
+        next(n for n in case.graph("cuda") if n.kind == type(case.op).__name__), case.kind, cases.BOUNDS[case.kind]
+    )
+    got, want = cases.run(case, backend), cases.run(case, ReferenceBackend(case.kv_format))
+    for g, w in zip(got, want, strict=True):
+        assert cases.error(g, w) <= bound
+    backend.close()
+
+
+def test_copies_larger_than_the_staging_memory(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "STAGING", 4096)
+    device = CudaDevice()
+    data = np.random.default_rng(0).integers(0, 256, 10_001, np.uint8).tobytes()
+    a, b = device.buffer(len(data) + 7, "a"), device.buffer(len(data), "b")
+    device.write(a, 7, data)
+    device.copy(a, 7, b, 0, len(data))
+    assert device.read(b, 0, len(data)) == data
+    assert device.read(a, 0, 7) == bytes(7)  # new memory is zero
+    device.close()
+
+
+def test_times_are_those_of_the_devices_clock(machine: FakeCuda) -> None:
+    engine = open_engine(TINY / "qwen3.gguf", device="cuda")
+    engine.prefill(PROMPT)
+    program = engine.cache.get(engine.params(len(PROMPT))).programs[0]
+    times = engine.backends["cuda"].launch_times(program)
+    assert [t.seconds for t in times] == [0.001] * len(program.steps)
+    engine.close()
+
+
+# --- faults ------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_binding_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    with pytest.raises(UnsupportedError, match=r"needs NVIDIA's Python binding .*pip install 'minfer\[cuda\]'"):
+        open_backend("cuda", "f32")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"start": Result.CUDA_ERROR_NO_DEVICE}, "sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES"),
+        ({"start": Result.CUDA_ERROR_SYSTEM_NOT_READY}, r"does not start \(CUDA_ERROR_SYSTEM_NOT_READY\)"),
+        ({"version": 12020}, "supports CUDA 12.2; minfer needs 12.4 or later: update the driver"),
+        (
+            {"attributes": fakecuda.ATTRIBUTES | {"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 7}},
+            r"compute capability 7.0; minfer's kernels need 8.0 \(Ampere\) or later",
+        ),
+    ],
+)
+def test_what_is_missing_or_too_old_is_a_sentence(
+    change: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakecuda.install(monkeypatch, FakeCuda(**change))
+    with pytest.raises(UnsupportedError, match=words):
+        open_backend("cuda", "f32")
+
+
+def test_a_missing_driver_is_a_sentence(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(flags: int) -> Any:
+        raise RuntimeError("libcuda.so.1 is not there")
+
+    monkeypatch.setattr(sys.modules["cuda.bindings"].driver, "cuInit", missing)
+    with pytest.raises(UnsupportedError, match=r"no NVIDIA driver was found \(libcuda.so.1 is not there\): install"):
+        open_backend("cuda", "f32")
+
+
+def test_a_missing_nvrtc_is_a_sentence(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Any:
+        raise ToolError(nvrtc.MISSING)
+
+    monkeypatch.setattr(nvrtc, "version", missing)
+    with pytest.raises(
+        UnsupportedError, match=r"compiled by NVRTC: NVRTC is not installed.*pip install 'minfer\[cuda\]'"
+    ):
+        open_backend("cuda", "f32")
+
+
+def test_kernels_that_do_not_compile_are_named(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Any:
+        raise ToolError("line 7 is wrong")
+
+    monkeypatch.setattr(nvrtc, "module", refuse)
+    engine = open_engine(TINY / "qwen3.gguf", device="cuda")
+    with pytest.raises(UnsupportedError, match=r"\w+\.metal does not compile for Pretended GPU \(sm_90\): line 7"):
+        engine.prefill(PROMPT)
+    engine.close()
+
+
+def test_out_of_memory_has_both_numbers_and_leaks_nothing(machine: FakeCuda) -> None:
+    device = CudaDevice()
+    machine.capacity = 5000
+    kept = device.buffer(3000, "kept")
+    with pytest.raises(
+        DeviceMemoryError, match=r"weights: 4,000 bytes asked for, 2,000 of 5,000 bytes free on Pretended"
+    ):
+        device.buffer(4000, "weights")
+    assert device.memory() == (2000, 5000)
+    device.write(kept, 0, b"still")
+    assert device.read(kept, 0, 5) == b"still"
+    device.close()
+
+
+def test_a_fault_ends_the_device_and_names_the_launches(machine: FakeCuda) -> None:
+    engine = open_engine(TINY / "qwen3.gguf", device="cuda")
+    engine.prefill(PROMPT)
+    machine.fault = Result.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(
+        DeviceError, match=r"CUDA_ERROR_ILLEGAL_ADDRESS \(an illegal memory access.*last launches were .*\("
+    ):
+        engine.prefill([3])
+    with pytest.raises(DeviceError, match=r"no longer used and must be opened anew: .*ILLEGAL_ADDRESS"):
+        engine.prefill([4])
+    engine.close()
+
+
+def test_a_kernel_that_never_ends_is_given_up(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "SPIN_S", 0.0)
+    device = CudaDevice(timeout_s=0.05)
+    backend = GpuBackend(device)
+    case = next(c for c in cases.all_cases() if c.name == "rms_norm/33x1")
+    machine.hangs = True
+    with pytest.raises(DeviceError, match=r"no end within 0.05 s; the last launches were .*\(rms_norm\)"):
+        cases.run(case, backend)
+    with pytest.raises(DeviceError, match="must be opened anew"):
+        device.synchronize()
+    freed = machine.calls.count("cuMemFree")
+    device.close()
+    assert machine.calls.count("cuMemFree") == freed  # to free would wait for what does not end
+
+
+def test_memory_outside_an_allocation_is_a_fault(machine: FakeCuda) -> None:
+    """The pretended driver bites: a copy past a buffer's end."""
+    device = CudaDevice()
+    small = device.buffer(100, "small")
+    with pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
+        device.write(small, 64, bytes(64))
+
+
+def test_the_pretended_driver_has_the_bindings_signatures() -> None:
+    """Every call that is pretended exists in NVIDIA's binding, with that many arguments."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    names = [name for name in dir(FakeCuda) if name.startswith("cu")]
+    assert len(names) > 25
+    for name in names:
+        signature = (getattr(driver, name).__doc__ or "").splitlines()[0]
+        inside = signature.partition("(")[2].rpartition(")")[0]
+        inside = re.sub(r"\[[^\[\]]*\]", "", inside)
+        real = [part for part in inside.split(",") if part.strip()]
+        pretended = getattr(FakeCuda, name).__code__.co_argcount - 1
+        assert pretended == len(real), f"{name}: {signature}"
+    for name in fakecuda.ATTRIBUTES:
+        assert hasattr(driver.CUdevice_attribute, name)
+    for result in Result:
+        assert getattr(driver.CUresult, result.name) == result.value
