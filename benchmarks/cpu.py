@@ -28,16 +28,14 @@ PAST = 128  # rows each sequence of a batch has
 
 class Minfer:
     def __init__(self, path: str, threads: int, n_ctx: int, n_seq: int, kv: str) -> None:
-        from minfer.backends import cpu
         from minfer.engine.engine import Engine
         from minfer.engine.place import place
         from minfer.gguf import open_model
         from minfer.models import load_architecture
 
-        cpu.set_threads(threads)
         file = open_model(path)
         arch = load_architecture(file)
-        self.engine = Engine(file, arch, place(arch, "cpu", kv), n_ctx=n_ctx, kv_format=kv)
+        self.engine = Engine(file, arch, place(arch, "cpu", kv), n_ctx=n_ctx, kv_format=kv, threads=threads)
         plan = self.engine.plan()
         embed = plan.graph.nodes[next(n.index for n in plan.graph if n.kind == "Embed")].weights
         self.weight_bytes = plan.weight_bytes
@@ -82,12 +80,12 @@ class LlamaCpp:
         self.ctx = c.llama_init_from_model(self.model, params)
         self.memory = c.llama_get_memory(self.ctx)
         self.n_vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
-        self.past = 0
+        self.past = self.batched = 0
         self.one = c.llama_batch_init(512, 0, n_seq)
 
     def fill(self, depth: int) -> None:
         self.c.llama_memory_seq_rm(self.memory, -1, -1, -1)
-        self.past = 0
+        self.past = self.batched = 0
         while self.past < depth:
             self._decode([(1, self.past + i, 0) for i in range(min(512, depth - self.past))])
 
@@ -117,10 +115,14 @@ class LlamaCpp:
         return self._argmax(-1)
 
     def batch(self, n_seq: int, step: int) -> None:
-        if step == 0:
+        if step == 0 and self.batched != n_seq:  # filled once; later rounds go back to its end
             self.fill(0)
             for seq in range(n_seq):
                 self._decode([(1, i, seq) for i in range(PAST)])
+            self.batched = n_seq
+        elif step == 0:
+            for seq in range(n_seq):
+                self.c.llama_memory_seq_rm(self.memory, seq, PAST, -1)
         self._decode([(100 + s, PAST + step, s) for s in range(n_seq)], every=True)
         for s in range(n_seq):
             self._argmax(s)
@@ -171,9 +173,7 @@ def time_work(engine: Any, kind: str, size: int) -> list[float]:
 FIRST_TOKEN = {
     "minfer": """
 import sys, minfer
-from minfer.backends import cpu
-cpu.set_threads(int(sys.argv[2]))
-with minfer.load(sys.argv[1], n_ctx=512, device="cpu") as model:
+with minfer.load(sys.argv[1], n_ctx=512, device="cpu", threads=int(sys.argv[2])) as model:
     next(model.generate(list(range(1000, 1020)), n_predict=1, sampling=minfer.Sampling.greedy()))
 """,
     "llama.cpp": """

@@ -244,14 +244,16 @@ def test_explain_names_device_memory_and_fusions(model: minfer.Model) -> None:
         assert part in text
 
 
-def test_threads_reach_the_cpu_backend(path: Path) -> None:
-    from minfer.backends.cpu import CpuBackend, set_threads
+def test_threads_are_each_engine_s_own(path: Path) -> None:
+    from minfer.backends.cpu import CpuBackend, default_threads
 
-    try:
-        with minfer.load(path, device="cpu", n_ctx=32, threads=1) as model:
+    with (
+        minfer.load(path, device="cpu", n_ctx=32, threads=1) as one,
+        minfer.load(path, device="cpu", n_ctx=32, threads=3) as three,
+        minfer.load(path, device="cpu", n_ctx=32) as default,
+    ):
+        for model, threads in ((one, 1), (three, 3), (default, default_threads())):
             (backend,) = model.engine.backends.values()
             assert isinstance(backend, CpuBackend)
-            assert backend.workspace.threads == 1
+            assert backend.workspace.threads == threads
             assert model.generate("ab", n_predict=3, sampling=GREEDY).read()
-    finally:
-        set_threads(None)

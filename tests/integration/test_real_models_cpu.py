@@ -1,8 +1,8 @@
-"""The two real models on the CPU backend: no further from exact arithmetic than llama.cpp's 8-bit products are."""
+"""The two real models on the CPU backend: no further from f32 arithmetic than llama.cpp's 8-bit products are."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
     from minfer.engine.engine import Engine
 
-#: Root mean square of llama.cpp 0.3.36's logits after each prompt (PROMPTS in order) less those of the float64 pass.
+#: Prompts that the oracle runs quickly, and llama.cpp 0.3.36's mean distance from f32 arithmetic over
+#: the 48 positions after each: root mean square of its logits less the oracle's, teacher-forced with the recorded text.
+SHORT = ("english", "code", "unicode", "chat", "short")
 LLAMA_CPP = {
-    "smollm2-135m-q4_1": (0.250, 0.237, 0.128, 0.243, 0.107, 0.079),
-    "gemma-3-270m-q4_k_m": (0.200, 0.237, 0.381, 0.241, 0.344, 0.154),
+    "smollm2-135m-q4_1": (0.2870, 0.2271, 0.1534, 0.2475, 0.2064),
+    "gemma-3-270m-q4_k_m": (0.2486, 0.3423, 0.2419, 0.2308, 0.3375),
 }
-#: Both round activations to 8 bits, and one logit vector a prompt is a draw: a prompt's error moves by half with the KV
-#: format. Over 288 positions ours was 0.99 of theirs for SmolLM2, 0.55 for Gemma.
-DRAW = 1.5
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -35,14 +34,25 @@ def model(request: pytest.FixtureRequest) -> Iterator[tuple[Recorded, Engine]]:
 
 
 def test_logits_are_no_further_off_than_llama_cpp(model: tuple[Recorded, Engine]) -> None:
+    """In the mean over 240 positions: both round activations to 8 bits, so that one position is a draw."""
     recorded, engine = model
+    oracle = open_engine(engine.file.path, n_ctx=1024)
     errors = []
-    for name in PROMPTS:
-        engine.cells.truncate(0)
-        logits = engine.prefill(recorded.prompts[name]["prompt_ids"])
-        errors.append(float(np.sqrt(np.mean((logits - recorded.logits[name]) ** 2))))
+    for name in SHORT:
+        prompt = recorded.prompts[name]
+        ours, exact = (_teacher_forced(e, prompt["prompt_ids"], prompt["greedy_ids"]) for e in (engine, oracle))
+        errors += np.sqrt(np.mean((ours - exact) ** 2, axis=1)).tolist()
+    oracle.close()
     theirs = LLAMA_CPP[next(m for m in MODELS if Recorded(m).index["sha256"] == recorded.index["sha256"])]
-    assert np.mean(errors) <= DRAW * np.mean(theirs), errors
+    assert np.mean(errors) <= np.mean(theirs), np.mean(errors)
+
+
+def _teacher_forced(engine: Engine, prompt: list[int], greedy: list[int]) -> np.ndarray[Any, Any]:
+    """Logits before each token of `greedy`."""
+    engine.cells.truncate(0)
+    first = engine.prefill(prompt)
+    rest = engine.forward(greedy[:-1], engine.cells.rows(len(greedy) - 1), n_outputs=len(greedy) - 1)
+    return np.stack([first, *rest])
 
 
 @pytest.mark.parametrize("name", PROMPTS)

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
-from minfer.errors import UnsupportedError
+from minfer.errors import RequestError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from minfer.backends.base import Backend
 
 
-def _reference(kv_format: str) -> Backend:
+def _reference(kv_format: str, threads: int | None = None) -> Backend:
     from minfer.backends.reference import ReferenceBackend
 
-    return ReferenceBackend(kv_format)
+    return ReferenceBackend(kv_format, threads)
 
 
-def _cpu(kv_format: str) -> Backend:
+def _cpu(kv_format: str, threads: int | None = None) -> Backend:
     from minfer.backends.cpu import CpuBackend
 
-    return CpuBackend(kv_format)
+    return CpuBackend(kv_format, threads)
 
 
 def _simulator(kv_format: str) -> Backend:
@@ -47,7 +47,7 @@ def _cuda(kv_format: str) -> Backend:
     return GpuBackend(CudaDevice(), kv_format)
 
 
-DEVICES: dict[str, Callable[[str], Backend]] = {
+DEVICES: dict[str, Callable[..., Backend]] = {
     "metal": _metal,
     "cuda": _cuda,
     "cpu": _cpu,
@@ -72,8 +72,13 @@ HOST = HOSTS[0]
 AUTO = ("metal" if sys.platform == "darwin" else "cuda", *HOSTS)
 
 
-def open_backend(device: str, kv_format: str) -> Backend:
-    """A new backend of this device. Raises `UnsupportedError` for a name that is not among `DEVICES`."""
+def open_backend(device: str, kv_format: str, threads: int | None = None) -> Backend:
+    """A new backend of this device; `threads` of the CPU, where it runs there: by default one a physical core.
+
+    Raises `UnsupportedError` for a name that is not among `DEVICES`, and `RequestError` for fewer threads than one.
+    """
+    if threads is not None and threads < 1:
+        raise RequestError(f"threads is {threads}, expected at least 1")
     if device not in DEVICES:
         raise UnsupportedError(f"no device named {device!r}; expected auto or one of {', '.join(DEVICES)}")
-    return DEVICES[device](kv_format)
+    return DEVICES[device](kv_format, threads) if device in HOSTS else DEVICES[device](kv_format)

@@ -109,6 +109,10 @@ class Backend(ABC):
     def read(self, buffer: Any, nbytes: int) -> Bytes:
         """A copy of the first `nbytes` bytes of a buffer, after all submitted work."""
 
+    def view(self, buffer: Any, nbytes: int) -> Bytes:
+        """As `read`; where buffers are host memory, the bytes themselves, which the next run changes."""
+        return self.read(buffer, nbytes)
+
     def copy(self, source: Any, target: Any, nbytes: int) -> None:
         """Copy the first `nbytes` bytes of a buffer to another of this backend, after all submitted work. A device with
         its own order of work need not wait for it: so the id that one step chose feeds the next."""

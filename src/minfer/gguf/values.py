@@ -83,9 +83,15 @@ class StringArray(Sequence[bytes]):
         return self._data[start:end]
 
     def __iter__(self) -> Iterator[bytes]:
+        return iter(self._items())
+
+    def join(self, separator: bytes) -> bytes:
+        """The items with `separator` between them, in one piece."""
+        return separator.join(self._items())
+
+    def _items(self) -> list[bytes]:
         data = self._data
-        for start, end in self._spans.tolist():
-            yield data[start:end]
+        return [data[start:end] for start, end in zip(*self._spans.T.tolist(), strict=True)]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StringArray | list | tuple):

@@ -50,9 +50,7 @@ def assign(graph: Graph, devices: Mapping[str, Device]) -> Graph:
     for node in graph.nodes[:first_layer]:
         if not isinstance(node.op, ir.Input):
             names[node.index] = placement.embed
-    placed = dataclasses.replace(
-        graph, nodes=tuple(dataclasses.replace(n, device=d) for n, d in zip(graph.nodes, names, strict=True))
-    )
+    placed = dataclasses.replace(graph, nodes=tuple(map(ir.Node.on, graph.nodes, names)))
     for node in placed:
         if isinstance(node.op, ir.Input):
             continue

@@ -263,6 +263,10 @@ class Node:
     layer: int | None = None
     device: str = ""
 
+    def on(self, device: str) -> Node:
+        """The same node placed on a device."""
+        return Node(self.index, self.name, self.op, self.inputs, self.shape, self.dtype, self.layer, device)
+
     @property
     def n_elements(self) -> int:
         n = 1
@@ -355,8 +359,8 @@ class Renumber:
 
     def add(self, node: Node, *replaces: int) -> None:
         """Append `node`, whose inputs are old indices; it stands for the old indices `replaces` too."""
-        new = len(self.nodes)
-        self.nodes.append(dataclasses.replace(node, index=new, inputs=tuple(self.index[i] for i in node.inputs)))
+        new, inputs = len(self.nodes), tuple([self.index[i] for i in node.inputs])
+        self.nodes.append(Node(new, node.name, node.op, inputs, node.shape, node.dtype, node.layer, node.device))
         for old in (node.index, *replaces):
             self.index[old] = new
 

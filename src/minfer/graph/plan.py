@@ -34,7 +34,7 @@ class Plan:
 
     @cached_property
     def inputs(self) -> tuple[tuple[int, str, str], ...]:
-        """(node, device, kind) of every input that the plan takes; asked for at each step."""
+        """(node, device, kind) of every input, once for each device that reads it."""
         nodes = self.graph.nodes
         return tuple((i, device, op.kind) for i, device in self.slots if isinstance(op := nodes[i].op, Input))
 

@@ -27,6 +27,7 @@ def _byte_alphabet() -> Mapping[str, int]:
 
 _BYTE_OF = _byte_alphabet()
 _SURROGATE = re.compile("[\udc80-\udcff]")
+_PAIRS = re.compile(rb"[^ \n]++ [^ \n]++(?:\n[^ \n]++ [^ \n]++)*+")  # lines of two words
 
 
 class BpeTokenizer(Tokenizer):
@@ -75,11 +76,16 @@ def _read_merges(metadata: Metadata) -> list[tuple[str, str]]:
     """The merges as pairs. Raises ModelFileError, naming the first that is not two words."""
     key = PREFIX + "merges"
     lines = get_strings(metadata, key)
-    for i, line in enumerate(lines):
-        if line.count(b" ") != 1 or line[:1] == b" " or line[-1:] == b" ":
-            raise ModelFileError(f"{key}[{i}] is {line!r}; a merge is two tokens with one space between them")
+    joined = lines.join(b"\n")
+    if joined.count(b"\n") == len(lines) - 1 and _PAIRS.fullmatch(joined):  # one look at all of them
+        joined = joined.replace(b"\n", b" ")
+    else:
+        for i, line in enumerate(lines):
+            if line.count(b" ") != 1 or line[:1] == b" " or line[-1:] == b" ":
+                raise ModelFileError(f"{key}[{i}] is {line!r}; a merge is two tokens with one space between them")
+        joined = lines.join(b" ")
     try:
-        halves = b" ".join(lines).decode("utf-8").split(" ") if lines else []
+        halves = joined.decode("utf-8").split(" ") if lines else []
     except UnicodeDecodeError as error:
         raise ModelFileError(f"{key} is not UTF-8: {error}") from None
     return list(zip(halves[::2], halves[1::2], strict=True))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 _C_SPACES = " \t\n\v\f\r"
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: hundreds of thousands of new objects, none of them in a cycle, would set off many."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Tokenizer(ABC):
@@ -49,16 +63,18 @@ class Tokenizer(ABC):
         Raises ModelFileError for damaged or contradictory metadata and UnsupportedError for a model or pre-tokenizer
         that minfer does not know. Warns (MissingPreTokenizerWarning) where a byte-level BPE names no pre-tokenizer.
         """
-        from minfer.text.bpe import BpeTokenizer
-        from minfer.text.spm import SpmTokenizer
-
         model = get_string(metadata, PREFIX + "model")
         if model is None:
             raise ModelFileError(f"{PREFIX}model is missing: the file has no tokenizer")
-        if model == "gpt2":
-            return BpeTokenizer(metadata, n_embd_rows)
-        if model == "llama":
-            return SpmTokenizer(metadata, n_embd_rows)
+        with _no_collection():
+            if model == "gpt2":
+                from minfer.text.bpe import BpeTokenizer
+
+                return BpeTokenizer(metadata, n_embd_rows)
+            if model == "llama":
+                from minfer.text.spm import SpmTokenizer
+
+                return SpmTokenizer(metadata, n_embd_rows)
         raise UnsupportedError(f"{PREFIX}model is {model!r}; minfer reads 'gpt2' (byte-level BPE) and 'llama' (SPM)")
 
     @abstractmethod

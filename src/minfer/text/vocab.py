@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minfer.errors import ModelFileError
+from minfer.gguf import StringArray
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,20 +90,20 @@ def get_flag(metadata: Metadata, key: str, default: bool) -> bool:
     return bool(value)
 
 
-def get_strings(metadata: Metadata, key: str) -> list[bytes]:
+def get_strings(metadata: Metadata, key: str) -> StringArray:
     """The array of strings under `key` as bytes. Raises ModelFileError if it is missing or holds anything else."""
     value = metadata.get(key)
     if value is None:
         raise ModelFileError(f"{key} is missing: the file has no usable tokenizer; convert the model again")
+    if isinstance(value, StringArray):
+        return value
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise _refuse(key, _kind(value), "an array of strings")
-    items = list(value)
-    kinds = set(map(type, items))
-    if kinds <= {bytes}:
-        return items
+    kinds = set(map(type, value))
     if not kinds <= {bytes, str}:
         raise _refuse(key, f"elements of type {', '.join(sorted(k.__name__ for k in kinds))}", "an array of strings")
-    return [item.encode("utf-8", "surrogateescape") if isinstance(item, str) else item for item in items]
+    items = [item.encode("utf-8", "surrogateescape") if isinstance(item, str) else item for item in value]
+    return StringArray.of(items)
 
 
 def _get_numbers(metadata: Metadata, key: str, n: int, kinds: str, expected: str) -> NDArray[Any] | None:
@@ -133,11 +134,11 @@ def _get_id(metadata: Metadata, key: str, n: int, default: int | None) -> int | 
     return int(value)
 
 
-def _decode_all(tokens: list[bytes]) -> list[str]:
+def _decode_all(tokens: StringArray) -> list[str]:
     # One decode of the joined tokens is several times faster than 262k small ones; a NUL inside a token spoils the
     # split, and so does invalid UTF-8: then each is decoded on its own, keeping invalid bytes as lone surrogates.
     try:
-        texts = b"\0".join(tokens).decode("utf-8").split("\0")
+        texts = tokens.join(b"\0").decode("utf-8").split("\0")
         if len(texts) == len(tokens):
             return texts
     except UnicodeDecodeError:
@@ -149,7 +150,7 @@ def _decode_all(tokens: list[bytes]) -> list[str]:
 class Vocabulary:
     """Tokens with their types and scores, the ids with a role, and what to add around a text."""
 
-    tokens: list[bytes]
+    tokens: StringArray
     texts: list[str]  # tokens decoded; a token that is not UTF-8 holds lone surrogates
     ids: dict[str, int]  # text -> id, empty tokens left out
     types: NDArray[np.uint8]

@@ -14,7 +14,7 @@ from native import run
 from helpers import TINY, TINY_MODELS, open_engine
 from minfer import cases
 from minfer.backends import DEVICES, open_backend
-from minfer.backends.cpu import CpuBackend, default_threads, set_threads
+from minfer.backends.cpu import CpuBackend, default_threads
 from minfer.cases import Case, KvFill, Value
 from minfer.errors import NumericsError, RequestError
 from minfer.graph import ir
@@ -190,16 +190,12 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.Mon
 
 
 def test_threads_are_chosen_and_bounded() -> None:
-    try:
-        set_threads(3)
-        assert CpuBackend().workspace.threads == 3
-        with pytest.raises(RequestError, match="threads is 0"):
-            set_threads(0)
-    finally:
-        set_threads(None)
+    assert CpuBackend(threads=3).workspace.threads == 3
+    assert CpuBackend().workspace.threads == default_threads()
     assert 1 <= default_threads() <= (os.cpu_count() or 1)
-    with pytest.raises(RequestError, match="threads is 5000"):
-        CpuBackend(threads=5000)
+    for wrong in (0, 5000):
+        with pytest.raises(RequestError, match=f"threads is {wrong}, expected 1 to 1024"):
+            CpuBackend(threads=wrong)
 
 
 def test_a_head_without_a_kernel_is_refused_by_name() -> None:

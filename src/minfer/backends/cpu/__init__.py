@@ -5,6 +5,6 @@ arithmetic by that rounding: `BOUNDS` states the class. Everything else is f32.
 """
 
 from minfer.backends.cpu.backend import BOUNDS, CpuBackend
-from minfer.backends.cpu.threads import default_threads, set_threads
+from minfer.backends.cpu.threads import default_threads
 
-__all__ = ["BOUNDS", "CpuBackend", "default_threads", "set_threads"]
+__all__ = ["BOUNDS", "CpuBackend", "default_threads"]

@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
 from minfer.backends.cpu import _native
 from minfer.backends.cpu.lower import OPS, CpuProgram
 from minfer.backends.cpu.threads import default_threads
-from minfer.errors import DeviceMemoryError, RequestError
+from minfer.backends.host import HostBackend
+from minfer.errors import RequestError
 from minfer.graph import ir
 from minfer.quants import FORMATS
-from minfer.quants import kv_format as parse_kv_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
-    from minfer.quants import KvFormat
 
 #: Largest allowed `cases.error` of each class; stated before it was measured. A product with weights in a block format
 #: takes activations of 8 bits: rounding is uniform within 1/254 of a block's largest value, about 0.5% of an output's
@@ -47,30 +45,24 @@ BOUNDS: Mapping[str, float] = {
 MAX_HEAD_DIM = 512
 
 
-class CpuBackend(Backend):
+class CpuBackend(HostBackend):
     """`threads` defaults to one a physical core. `MINFER_CPU` names the instruction set: portable, avx2, avx512, neon;
     unset, the best that the machine has."""
 
     def __init__(self, kv_format: str = "f32", threads: int | None = None, *, isa: str | None = None) -> None:
-        self.name = "cpu"
-        self.kv_format = parse_kv_format(kv_format)
-        self.regions: dict[int, KvRegion] = {}
+        super().__init__("cpu", kv_format)
         isa = os.environ.get("MINFER_CPU", "") if isa is None else isa
-        self.workspace = _native.workspace(threads or default_threads(), isa)
-        self._tensors: Tensors | None = None
+        self.workspace = _native.workspace(default_threads() if threads is None else threads, isa)
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
         self._programs: weakref.WeakSet[CpuProgram] = weakref.WeakSet()
 
     def supports(self, node: Node) -> str | None:
-        if type(node.op) not in OPS:
-            return f"no native operation for {node.kind}"
-        for weight in node.weights:
-            if weight.type not in FORMATS:
-                return f"{weight.name} is {weight.type}; it computes with {', '.join(FORMATS)}"
         op = node.op
+        if type(op) not in OPS:
+            return f"no native operation for {node.kind}"
         if isinstance(op, ir.Attn) and (op.head_dim % 8 or op.head_dim > MAX_HEAD_DIM):
             return f"a head of {op.head_dim} values; it needs a multiple of 8 up to {MAX_HEAD_DIM}"
-        return None
+        return super().supports(node)
 
     def bound(self, node: Node, kind: str, f32: float) -> float:
         if kind != "matmul":
@@ -83,27 +75,6 @@ class CpuBackend(Backend):
     def facts(self) -> dict[str, str]:
         return {"instruction set": self.workspace.isa, "threads": str(self.workspace.threads)}
 
-    def allocate(self, nbytes: int, label: str) -> Bytes:
-        try:
-            return np.zeros(nbytes, np.uint8)
-        except MemoryError:
-            known = self.memory()
-            free = f"{known[0]:,}" if known else "an unknown number of"
-            raise DeviceMemoryError(f"{label}: {nbytes:,} bytes asked for, {free} bytes free on {self.name}") from None
-
-    def free(self, buffer: Bytes) -> None:
-        pass  # numpy frees it with the last reference
-
-    def write(self, buffer: Bytes, data: npt.NDArray[Any]) -> None:
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        buffer[: len(raw)] = raw
-
-    def read(self, buffer: Bytes, nbytes: int) -> Bytes:
-        return buffer[:nbytes].copy()
-
-    def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
-        self._tensors = tensors
-
     def weight_bytes(self, weight: Weight) -> int:
         return 0  # the mapped file is the memory
 
@@ -112,22 +83,15 @@ class CpuBackend(Backend):
         n_in, n_out = weight.shape[0], 1
         for extent in weight.shape[1:]:
             n_out *= extent
-        return _native.matrix(weight.type, self._data(weight).reshape(-1), n_in, n_out)
+        return _native.matrix(weight.type, self.data(weight).reshape(-1), n_in, n_out)
 
     def vector(self, weight: Weight) -> npt.NDArray[np.float32]:
         """A gain, a bias or rope factors as floats, unpacked if need be: a few kilobytes a model."""
         found = self._vectors.get(weight.name)
         if found is None:
-            values = FORMATS[weight.type].dequantize(self._data(weight))
+            values = FORMATS[weight.type].dequantize(self.data(weight))
             found = self._vectors[weight.name] = np.ascontiguousarray(values.reshape(-1))
         return found
-
-    def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
-        row_bytes = kv_format.row_bytes(n_values)
-        k, v = (self.allocate(n_cells * row_bytes, f"{side} rows of layer {layer}") for side in "KV")
-        region = KvRegion(layer, n_cells, n_values, row_bytes, k, v)
-        self.regions[layer] = region
-        return region
 
     def kv(self, layer: int) -> _native.Kv:
         if layer not in self.regions:
@@ -140,31 +104,8 @@ class CpuBackend(Backend):
         self._programs.add(program)
         return program
 
-    def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        for region in self.regions.values():
-            for side in (region.k, region.v):
-                rows = side.reshape(region.n_cells, region.row_bytes)
-                for source, target, count in moves:
-                    rows[target : target + count] = rows[source : source + count].copy()
-
-    def memory(self) -> tuple[int, int] | None:
-        try:
-            page = os.sysconf("SC_PAGE_SIZE")
-            return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-        except (ValueError, OSError):
-            return None
-
-    def synchronize(self) -> None:
-        pass  # a run returns when it is done
-
     def close(self) -> None:
         for program in list(self._programs):
             program.close()
+        super().close()
         self._vectors.clear()
-        self.regions.clear()
-        self._tensors = None
-
-    def _data(self, weight: Weight) -> Bytes:
-        if self._tensors is None:
-            raise RequestError(f"{weight.name}: this backend has no weights loaded")
-        return self._tensors.data(weight.name)

@@ -118,6 +118,11 @@ def _softmax(low: _Lowering, node: Node, _: ir.Softmax, x: _Inputs) -> None:
     low.program.softmax(node.name, x[0], node.shape[0], low.rows(node.index), low.buffer(node.index))
 
 
+def _top_k(low: _Lowering, node: Node, op: ir.TopK, x: _Inputs) -> None:
+    d, n = low._nodes[node.inputs[0]].shape
+    low.program.top_k(node.name, x[0], d, n, op.k, low.buffer(node.index))
+
+
 def _view(low: _Lowering, node: Node, op: ir.View, x: _Inputs) -> None:
     stride = low._nodes[node.inputs[0]].shape[0]
     low.program.view(node.name, x[0], stride, op.start, op.size, low.rows(node.index), low.buffer(node.index))
@@ -249,6 +254,7 @@ OPS: dict[type[ir.Op], Callable[..., None]] = {
     ir.Scale: _unary("scale", lambda op: op.factor),
     ir.Softmax: _softmax,
     ir.SoftCap: _unary("softcap", lambda op: op.cap),
+    ir.TopK: _top_k,
     ir.View: _view,
     ir.Reshape: _reshape,
     ir.Permute: _permute,

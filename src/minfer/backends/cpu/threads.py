@@ -1,4 +1,4 @@
-"""How many threads the CPU backend uses: one a physical core that this process may run on, unless told otherwise."""
+"""How many threads the CPU backend uses where it is not told: one a physical core that this process may run on."""
 
 from __future__ import annotations
 
@@ -6,22 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from minfer.errors import RequestError
-
-_chosen: int | None = None
-
-
-def set_threads(threads: int | None) -> None:
-    """Use this many threads in backends opened from now on; None goes back to the default."""
-    global _chosen
-    if threads is not None and threads < 1:
-        raise RequestError(f"threads is {threads}, expected at least 1")
-    _chosen = threads
-
 
 def default_threads() -> int:
-    """What `set_threads` chose, else the physical cores that the process may use, within its CPU quota."""
-    return _chosen or max(1, min(_physical_cores(), _quota()))
+    """The physical cores that the process may use, within its CPU quota."""
+    return max(1, min(_physical_cores(), _quota()))
 
 
 def _physical_cores() -> int:

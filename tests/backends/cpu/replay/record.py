@@ -109,7 +109,10 @@ def expected(case: Case) -> tuple[list[np.ndarray[Any, Any]], float]:
         if case.op.bias:
             want = want + case.weights()[case.op.bias.name].view(np.float32).reshape(-1)
         return [want.astype(np.float32)], PRODUCT * max(size, 1.0)
-    return cases.run(case, ReferenceBackend(case.kv_format)), BOUNDS[bound_kind(case)]
+    found = cases.run(case, ReferenceBackend(case.kv_format))
+    if isinstance(case.op, ir.TopK):
+        found = [np.concatenate(found, axis=-1, dtype=np.float32, casting="unsafe")]
+    return found, BOUNDS[bound_kind(case)]
 
 
 class _Tap(CpuBackend):
@@ -123,7 +126,7 @@ class _Tap(CpuBackend):
 
     def matrix(self, weight: ir.Weight) -> Any:
         n_out = int(np.prod(weight.shape[1:]))
-        return self.recorder.matrix(weight.type, self._data(weight).reshape(-1), weight.shape[0], n_out)
+        return self.recorder.matrix(weight.type, self.data(weight).reshape(-1), weight.shape[0], n_out)
 
     def kv(self, layer: int) -> Any:
         r = self.regions[layer]
@@ -160,7 +163,8 @@ def record(case: Case) -> bytes:
     for array, buffer in zip(want, backend.outputs, strict=True):
         rows = array.astype(np.float32).reshape(-1, array.shape[-1])
         fmt = case.kv_format if _address(buffer) in sides else "f32"
-        checks += struct.pack("<q", writer.number(buffer)) + _text(fmt)
+        read_as = "top_k" if isinstance(case.op, ir.TopK) else fmt
+        checks += struct.pack("<q", writer.number(buffer)) + _text(read_as)
         checks += struct.pack("<qqqd", *rows.shape, KV_FORMATS[fmt].row_bytes(rows.shape[1]), bound) + rows.tobytes()
     head = _text(case.name) + struct.pack("<q", len(writer.buffers))
     for array, before in zip(writer.buffers, writer.before, strict=True):

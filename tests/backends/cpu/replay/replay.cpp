@@ -165,6 +165,11 @@ std::unique_ptr<Operation> make(const std::string& call, Args& a, Tables& tables
     const int64_t d = a.integer(), n = a.integer();
     return make_softmax(x, d, n, a.f32());
   }
+  if (call == "top_k") {
+    const auto x = a.f32();
+    const int64_t d = a.integer(), n = a.integer(), k = a.integer();
+    return make_top_k(x, d, n, k, const_cast<int32_t*>(a.i32()));
+  }
   if (call == "view") {
     const auto x = a.f32();
     const int64_t stride = a.integer(), start = a.integer(), size = a.integer(), n = a.integer();
@@ -235,6 +240,7 @@ std::unique_ptr<Operation> make(const std::string& call, Args& a, Tables& tables
 float element(const uint8_t* row, int64_t i, const std::string& format) {
   if (format == "f16") return load_half(row + 2 * i);
   if (format == "q8_0") return load_half(row + i / 32 * 34) * static_cast<int8_t>(row[i / 32 * 34 + 2 + i % 32]);
+  if (format == "i32") return static_cast<float>(reinterpret_cast<const int32_t*>(row)[i]);
   float x;
   std::memcpy(&x, row + 4 * i, 4);
   return x;
@@ -249,7 +255,8 @@ double error(Reader& in, const Buffers& buffers, double* bound) {
   const std::vector<float> want = in.floats(rows * width);
   double worst = 0, squares = 0;
   for (int64_t i = 0; i < rows * width; ++i) {
-    const double g = element(got.data() + i / width * row_bytes, i % width, format), w = want[i];
+    const bool index = format == "top_k" && i % width < width / 2;  // its first k words
+    const double w = want[i], g = element(got.data() + i / width * row_bytes, i % width, index ? "i32" : format);
     if (std::isfinite(g) != std::isfinite(w)) return INFINITY;
     if (!std::isfinite(w)) continue;
     worst = std::max(worst, std::fabs(g - w)), squares += w * w;

@@ -1,4 +1,4 @@
-// softmax(q k^T) v for a tile of queries that share a KV head, over blocks of 32 cells with an online softmax.
+// softmax(q k^T) v for a tile of queries and some KV heads, over blocks of 32 cells with an online softmax.
 // One kernel for decode (a tile is one query's heads) and prefill: a query's arithmetic depends on its own rows alone.
 // Blocks begin at multiples of 32 cells, and a query meets the cells of its runs in order.
 #pragma once
@@ -16,7 +16,8 @@ struct AttendScratch {
 };
 
 inline AttendScratch attend_scratch(const AttendTile& tile, float* base) {
-  const int64_t width = round_up(tile.head_dim, kLanes), rows = static_cast<int64_t>(tile.n_queries) * tile.group;
+  const int64_t width = round_up(tile.head_dim, kLanes);
+  const int64_t rows = static_cast<int64_t>(tile.n_kv_heads) * tile.n_queries * tile.group;
   AttendScratch s;
   s.width = width;
   // Eight cells, and scores, more than a block: the last group of eight may begin inside it.
@@ -32,6 +33,7 @@ MINFER_INLINE void score_block(const float* q, const float* k, int64_t width, in
     const float* cell = k + i * width;
     VF total[8];
     for (int u = 0; u < 8; ++u) total[u] = load<VF>(q) * load<VF>(cell + u * width);
+#pragma GCC unroll 4
     for (int64_t d = kLanes; d < width; d += kLanes) {
       const VF x = load<VF>(q + d);
       for (int u = 0; u < 8; ++u) total[u] = fma(x, load<VF>(cell + u * width + d), total[u]);
@@ -47,6 +49,7 @@ template <int kVectors>
 MINFER_INLINE void weigh(const float* weight, const float* v, int64_t width, int begin, int end, float* sum) {
   VF total[kVectors];
   for (int d = 0; d < kVectors; ++d) total[d] = load<VF>(sum + d * kLanes);
+#pragma GCC unroll 2
   for (int i = begin; i < end; ++i) {
     const VF p = splat<VF>(weight[i]);
     for (int d = 0; d < kVectors; ++d) total[d] = fma(p, load<VF>(v + i * width + d * kLanes), total[d]);
@@ -94,62 +97,83 @@ MINFER_INLINE void attend_row(const AttendTile& tile, const AttendScratch& s, in
   weigh_block(s.score, s.v, s.width, begin, end, sum);
 }
 
+// What a query reads of the block of cells at `at`.
+MINFER_INLINE Run in_block(Run run, int32_t at) {
+  return {run.begin > at ? run.begin : at, run.end < at + kAttendBlock ? run.end : at + kAttendBlock};
+}
+
+// The rows of cells [begin, end), to be read soon: a stride of whole rows is not what the hardware foresees.
+inline void fetch_rows(const AttendTile& tile, int32_t begin, int32_t end) {
+  const KvRows& kv = *tile.kv;
+  const int64_t head = kv.row_bytes * tile.head_dim / kv.n_values, from = tile.first_kv_head * head;
+  for (int32_t cell = begin; cell < end; ++cell)
+    for (int64_t line = from; line < from + tile.n_kv_heads * head; line += 64) {
+      __builtin_prefetch(kv.k + cell * kv.row_bytes + line);
+      __builtin_prefetch(kv.v + cell * kv.row_bytes + line);
+    }
+}
+
 inline void attend(const AttendTile& tile, float* base) {
   const AttendScratch s = attend_scratch(tile, base);
-  const int64_t rows = static_cast<int64_t>(tile.n_queries) * tile.group;
-  for (int i = 0; i < tile.n_queries; ++i)
-    for (int h = 0; h < tile.group; ++h) {
-      float* q = s.q + (i * tile.group + h) * s.width;
-      const float* from = tile.q + i * tile.q_stride + h * tile.head_dim;
-      for (int d = 0; d < tile.head_dim; ++d) q[d] = from[d] * tile.scale;
-      for (int64_t d = tile.head_dim; d < s.width; ++d) q[d] = 0.0f;
-    }
+  const KvRows& kv = *tile.kv;
+  const int64_t d = tile.head_dim, rows = static_cast<int64_t>(tile.n_kv_heads) * tile.n_queries * tile.group;
+  // A row is a query's head; those of a KV head lie together. f(row, query, head).
+  const auto for_rows = [&](auto f) {
+    int64_t row = 0;
+    for (int h = 0; h < tile.n_kv_heads; ++h)
+      for (int i = 0; i < tile.n_queries; ++i)
+        for (int g = 0; g < tile.group; ++g) f(row++, i, (tile.first_kv_head + h) * tile.group + g);
+  };
+  for_rows([&](int64_t row, int i, int head) {
+    float* q = s.q + row * s.width;
+    const float* from = tile.q + i * tile.q_stride + head * d;
+    for (int64_t j = 0; j < d; ++j) q[j] = from[j] * tile.scale;
+    for (int64_t j = d; j < s.width; ++j) q[j] = 0.0f;
+    s.most[row] = -INFINITY, s.weight[row] = 0.0f;
+  });
   std::memset(s.sum, 0, 4 * rows * s.width);
-  for (int64_t row = 0; row < rows; ++row) s.most[row] = -INFINITY, s.weight[row] = 0.0f;
 
   for (int r = 0; r < kRuns; ++r) {
-    int32_t first = INT32_MAX, last = 0;
+    Run all{INT32_MAX, 0};  // of the queries' runs
     for (int i = 0; i < tile.n_queries; ++i) {
       const Run run = tile.windows[i].runs[r];
       if (run.begin >= run.end) continue;
-      first = run.begin < first ? run.begin : first, last = run.end > last ? run.end : last;
+      all = {run.begin < all.begin ? run.begin : all.begin, run.end > all.end ? run.end : all.end};
     }
-    for (int32_t at = first / kAttendBlock * kAttendBlock; at < last; at += kAttendBlock) {
+    for (int32_t at = all.begin / kAttendBlock * kAttendBlock; at < all.end; at += kAttendBlock) {
       // The cells of this block that some query reads; no other is loaded.
-      int32_t low = INT32_MAX, high = 0;
+      Run read{INT32_MAX, 0};
       for (int i = 0; i < tile.n_queries; ++i) {
-        const Run run = tile.windows[i].runs[r];
-        const int32_t b = run.begin > at ? run.begin : at;
-        const int32_t e = run.end < at + kAttendBlock ? run.end : at + kAttendBlock;
-        if (b < e) low = b < low ? b : low, high = e > high ? e : high;
+        const Run run = in_block(tile.windows[i].runs[r], at);
+        if (run.begin < run.end) read = {run.begin < read.begin ? run.begin : read.begin, run.end > read.end ? run.end : read.end};
       }
-      for (int32_t cell = low; cell < high; ++cell) {
-        unpack_kv(tile.kv->format, tile.kv->k + cell * tile.kv->row_bytes, tile.kv_at, tile.head_dim, s.k + (cell - at) * s.width);
-        unpack_kv(tile.kv->format, tile.kv->v + cell * tile.kv->row_bytes, tile.kv_at, tile.head_dim, s.v + (cell - at) * s.width);
-      }
-      for (int i = 0; i < tile.n_queries; ++i) {
-        const Run run = tile.windows[i].runs[r];
-        const int32_t b = run.begin > at ? run.begin : at;
-        const int32_t e = run.end < at + kAttendBlock ? run.end : at + kAttendBlock;
-        if (b >= e) continue;
-        for (int h = 0; h < tile.group; ++h) attend_row(tile, s, i * tile.group + h, b - at, e - at);
+      fetch_rows(tile, at + kAttendBlock, all.end < at + 2 * kAttendBlock ? all.end : at + 2 * kAttendBlock);
+      for (int h = 0; h < tile.n_kv_heads; ++h) {
+        const int64_t first = (tile.first_kv_head + h) * d;
+        const int64_t to = (read.begin - at) * s.width;
+        unpack_kv(kv.format, kv.k, kv.row_bytes, first, d, read.begin, read.end, s.k + to, s.width);
+        unpack_kv(kv.format, kv.v, kv.row_bytes, first, d, read.begin, read.end, s.v + to, s.width);
+        for (int i = 0; i < tile.n_queries; ++i) {
+          const Run run = in_block(tile.windows[i].runs[r], at);
+          if (run.begin >= run.end) continue;
+          const int64_t row = (static_cast<int64_t>(h) * tile.n_queries + i) * tile.group;
+          for (int g = 0; g < tile.group; ++g) attend_row(tile, s, row + g, run.begin - at, run.end - at);
+        }
       }
     }
   }
 
-  for (int i = 0; i < tile.n_queries; ++i)
-    for (int h = 0; h < tile.group; ++h) {
-      const int64_t row = i * tile.group + h;
-      if (tile.partial) {
-        float* part = tile.partial + h * tile.partial_stride;
-        part[0] = s.most[row], part[1] = s.weight[row];
-        std::memcpy(part + 2, s.sum + row * s.width, 4 * tile.head_dim);
-        continue;
-      }
-      const float inverse = s.weight[row] == 0.0f ? 0.0f : 1.0f / s.weight[row];
-      float* out = tile.out + i * tile.q_stride + h * tile.head_dim;
-      for (int d = 0; d < tile.head_dim; ++d) out[d] = s.sum[row * s.width + d] * inverse;
+  for_rows([&](int64_t row, int i, int head) {
+    if (tile.partial) {
+      float* part = tile.partial + head * tile.partial_stride;
+      part[0] = s.most[row], part[1] = s.weight[row];
+      std::memcpy(part + 2, s.sum + row * s.width, 4 * d);
+      return;
     }
+    const float inverse = s.weight[row] == 0.0f ? 0.0f : 1.0f / s.weight[row];
+    float* out = tile.out + i * tile.q_stride + head * d;
+    for (int64_t j = 0; j < d; ++j) out[j] = s.sum[row * s.width + j] * inverse;
+  });
 }
 
 // Joins n partial results (largest score, sum of weights, sums), in order. No rows at all give zeros.

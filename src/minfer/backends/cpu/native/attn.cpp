@@ -10,10 +10,9 @@ namespace {
 
 // Rows (queries times heads of a group) in a tile at most, so that its sums stay in the L2 cache.
 constexpr int64_t kTileRows = 64;
-// With fewer (query, KV head) pairs than this, a query's context is cut into parts of kPartCells for the threads.
+// With fewer (query, KV head) pairs than this, each query's context is cut into some kParts parts for the threads.
 constexpr int64_t kSplitBelow = 16;
-constexpr int32_t kPartCells = 256;
-static_assert(kPartCells % kAttendBlock == 0, "a part begins where a block does");
+constexpr int32_t kParts = 16;
 
 class Attn : public Operation {
  public:
@@ -25,16 +24,16 @@ class Attn : public Operation {
     tile_queries_ = std::clamp<int64_t>(kTileRows / group_, 1, kAttendQueries);
     part_floats_ = 2 + a_.head_dim;
     windows_.resize(a_.n);
-    if (split_) parts_.reserve(a_.n * most_parts());
+    if (split_) parts_.reserve(a_.n * kMostParts), unfinished_ = std::vector<std::atomic<int>>(a_.n);
     tiles_.reserve(a_.n);
     first_part_.resize(a_.n + 1);
   }
 
   int64_t shared_bytes(const Kernels&) const override {
-    return split_ ? 4 * a_.n * a_.n_head * most_parts() * part_floats_ : 0;
+    return split_ ? 4 * a_.n * a_.n_head * kMostParts * part_floats_ : 0;
   }
   int64_t thread_bytes(const Kernels&) const override {
-    return 4 * attend_scratch_floats(tile_queries_ * group_, a_.head_dim);
+    return 4 * attend_scratch_floats(std::max(tile_queries_ * group_, a_.n_head), a_.head_dim);
   }
 
   void prepare() override {
@@ -46,26 +45,20 @@ class Attn : public Operation {
   void run(Thread& thread) override {
     if (!split_) return run_tiles(thread);
     float* partials = reinterpret_cast<float*>(thread.shared);
-    const int64_t n_parts = static_cast<int64_t>(parts_.size());
-    share(0, n_parts * a_.n_kv_head, [&](int64_t task) {
-      // Parts of one KV head after another: their rows lie side by side in memory, its heads' sums do not.
-      const Part& part = parts_[task % n_parts];
-      const int64_t kv_head = task / n_parts, head = kv_head * group_;
-      AttendTile tile = tile_of(part.query, kv_head, &part.window, 1);
-      if (!whole(part.query)) {
-        tile.partial = partials + (task % n_parts * a_.n_head + head) * part_floats_;
+    share(thread, 0, static_cast<int64_t>(parts_.size()), [&](int64_t task) {
+      const Part& part = parts_[task];
+      AttendTile tile = tile_of(part.query, &part.window, 1, 0, a_.n_kv_head);
+      const int64_t first = first_part_[part.query], n_parts = first_part_[part.query + 1] - first;
+      if (n_parts > 1) {
+        tile.partial = partials + task * a_.n_head * part_floats_;
         tile.partial_stride = part_floats_;
       }
       thread.k.attend(tile, reinterpret_cast<float*>(thread.scratch));
-    });
-    if (n_parts == a_.n) return;
-    thread.pool.barrier();
-    share(1, a_.n * a_.n_head, [&](int64_t task) {
-      const int64_t query = task / a_.n_head, head = task % a_.n_head, first = first_part_[query];
-      if (whole(query)) return;
-      thread.k.join_partials(partials + (first * a_.n_head + head) * part_floats_, first_part_[query + 1] - first,
-                             a_.n_head * part_floats_, static_cast<int>(a_.head_dim),
-                             a_.out + (query * a_.n_head + head) * a_.head_dim);
+      // Who ends the last part of a query joins them all.
+      if (n_parts == 1 || unfinished_[part.query].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+      for (int64_t head = 0; head < a_.n_head; ++head)
+        thread.k.join_partials(partials + (first * a_.n_head + head) * part_floats_, n_parts, a_.n_head * part_floats_,
+                               static_cast<int>(a_.head_dim), a_.out + (part.query * a_.n_head + head) * a_.head_dim);
     });
   }
 
@@ -78,8 +71,8 @@ class Attn : public Operation {
     int32_t first, count;
   };
 
-  int64_t most_parts() const { return kRuns * (a_.kv.n_cells / kPartCells + 2); }
-  bool whole(int64_t query) const { return first_part_[query + 1] - first_part_[query] == 1; }
+  // A run may begin, and a part end, inside a block.
+  static constexpr int64_t kMostParts = kParts + 3 * kRuns;
 
   [[noreturn]] void refuse(int64_t query, int64_t begin, int64_t end) const {
     throw RequestError(name + ": layer " + std::to_string(a_.layer) + ": query " + std::to_string(query) + " reads cells " +
@@ -116,17 +109,20 @@ class Attn : public Operation {
     parts_.clear();
     for (int64_t i = 0; i < a_.n; ++i) {
       first_part_[i] = static_cast<int64_t>(parts_.size());
-      for (int r = 0; r < kRuns; ++r) {
-        const Run run = windows_[i].runs[r];
+      int32_t cells = 0;
+      for (const Run& run : windows_[i].runs) cells += run.end - run.begin;
+      // A part is whole blocks: its size depends on the query's window alone, and so do its sums.
+      const int32_t step = static_cast<int32_t>(round_up(std::max(cells / kParts, 1), kAttendBlock));
+      for (const Run& run : windows_[i].runs)
         for (int32_t at = run.begin; at < run.end;) {
-          const int32_t end = std::min(at / kPartCells * kPartCells + kPartCells, run.end);
+          const int32_t end = std::min(at / kAttendBlock * kAttendBlock + step, run.end);
           Part part{i, {}};
           part.window.runs[0] = {at, end};
           parts_.push_back(part);
           at = end;
         }
-      }
       if (static_cast<int64_t>(parts_.size()) == first_part_[i]) parts_.push_back({i, {}});  // no rows: gives zeros
+      unfinished_[i].store(static_cast<int>(parts_.size() - first_part_[i]), std::memory_order_relaxed);
     }
     first_part_[a_.n] = static_cast<int64_t>(parts_.size());
   }
@@ -159,18 +155,19 @@ class Attn : public Operation {
     return true;
   }
 
-  AttendTile tile_of(int64_t query, int64_t kv_head, const Window* windows, int count) const {
-    const int64_t at = (query * a_.n_head + kv_head * group_) * a_.head_dim;
-    return {&a_.kv, kv_head * a_.head_dim, a_.q + at, a_.out + at, a_.n_head * a_.head_dim, windows, count,
-            static_cast<int>(group_), static_cast<int>(a_.head_dim), a_.scale, a_.softcap, nullptr, 0};
+  AttendTile tile_of(int64_t query, const Window* windows, int count, int64_t first_kv_head, int64_t n_kv_heads) const {
+    const int64_t width = a_.n_head * a_.head_dim;
+    return {&a_.kv, static_cast<int>(first_kv_head), static_cast<int>(n_kv_heads), a_.q + query * width, a_.out + query * width,
+            width, windows, count, static_cast<int>(group_), static_cast<int>(a_.head_dim), a_.scale, a_.softcap, nullptr, 0};
   }
 
   void run_tiles(Thread& thread) {
     const int64_t n_tiles = static_cast<int64_t>(tiles_.size());
-    share(0, n_tiles * a_.n_kv_head, [&](int64_t task) {
-      // Last tiles first: in a causal prefill they are the long ones.
-      const Tile& t = tiles_[n_tiles - 1 - task / a_.n_kv_head];
-      const AttendTile tile = tile_of(t.first, task % a_.n_kv_head, windows_.data() + t.first, t.count);
+    // A query alone takes all heads, which lie side by side in memory.
+    const int64_t heads = n_tiles == a_.n ? a_.n_kv_head : 1, tasks = a_.n_kv_head / heads;
+    share(thread, 0, n_tiles * tasks, [&](int64_t task) {
+      const Tile& t = tiles_[task / tasks];
+      const AttendTile tile = tile_of(t.first, windows_.data() + t.first, t.count, task % tasks, heads);
       thread.k.attend(tile, reinterpret_cast<float*>(thread.scratch));
     });
   }
@@ -181,6 +178,7 @@ class Attn : public Operation {
   std::vector<Window> windows_;
   std::vector<Part> parts_;
   std::vector<int64_t> first_part_;
+  std::vector<std::atomic<int>> unfinished_;  // parts of a query
   std::vector<Tile> tiles_;
 };
 

@@ -114,6 +114,10 @@ class PyProgram {
   void softmax(const std::string& name, Bytes x, int64_t d, int64_t n, Bytes out) {
     add(name, make_softmax(f32(x, n * d), d, n, f32(out, n * d)));
   }
+  void top_k(const std::string& name, Bytes x, int64_t d, int64_t n, int64_t k, Bytes out) {
+    if (k < 1 || k > d) throw RequestError(name + ": the " + std::to_string(k) + " best of " + std::to_string(d) + " values");
+    add(name, make_top_k(f32(x, n * d), d, n, k, const_cast<int32_t*>(i32(out, n * (2 * k + 1)))));
+  }
   void view(const std::string& name, Bytes x, int64_t stride, int64_t start, int64_t size, int64_t n, Bytes out) {
     if (start < 0 || size < 0 || start + size > stride) throw RequestError(name + ": the view leaves its rows");
     add(name, make_view(f32(x, n * stride), stride, start, size, n, f32(out, n * size)));
@@ -304,6 +308,7 @@ NB_MODULE(_native, m) {
       .def("unary", &PyProgram::unary)
       .def("binary", &PyProgram::binary)
       .def("softmax", &PyProgram::softmax)
+      .def("top_k", &PyProgram::top_k)
       .def("view", &PyProgram::view)
       .def("permute", &PyProgram::permute)
       .def("rope_table", &PyProgram::rope_table)

@@ -27,34 +27,43 @@ MINFER_INLINE void store_groups(const F8 rows[8], int n, float* out) {
   for (int i = 0; i < n; ++i) store(out + i * kPanelRows, words[i]);
 }
 
-// Rows from r on that are not below `end` are zero.
+// Rows from r on that are not below r1 are zero.
 template <class C>
-void unpack_panel(const Matrix& w, int64_t r, int64_t end, const Panel& panel) {
+void unpack_panel(const Matrix& w, int64_t r, int64_t r1, const Panel& panel) {
   constexpr int kParts = 32 / C::kGroup;
   const int64_t n_blocks = w.n_in / 32;
   for (int set = 0; set < kPanelRows; set += 8) {
+    const uint8_t* row[8];
+    uint8_t padded[8][C::kSmall ? C::kChunkBytes : 1];
+    for (int i = 0; i < 8; ++i) {
+      row[i] = r + set + i < r1 ? w.data + (r + set + i) * w.row_bytes : nullptr;
+      if (C::kSmall && row[i] && n_blocks < 8) {
+        std::memset(padded[i], 0, sizeof padded[i]);
+        row[i] = static_cast<const uint8_t*>(std::memcpy(padded[i], row[i], w.row_bytes));
+      }
+    }
     for (int64_t b = 0; b < n_blocks; b += 8) {
-      const int n = static_cast<int>(n_blocks - b < 8 ? n_blocks - b : 8);
+      // The last chunk of small blocks may begin inside the one before it.
+      const int64_t first = b + 8 <= n_blocks || n_blocks < 8 ? b : n_blocks - 8;
       const uint8_t* p[8];
       F8 d[kParts][8], m[kParts][8];
       for (int i = 0; i < 8; ++i) {
-        const int64_t row = r + set + i;
-        p[i] = row < end ? w.data + row * w.row_bytes + b / 8 * C::kChunkBytes : nullptr;
+        p[i] = row[i] ? row[i] + first * C::kChunkBytes / 8 : nullptr;
         Scales s{};
-        if (p[i]) C::scales(p[i], n, s);
+        if (p[i]) chunk_scales<C>(p[i], s);
         for (int part = 0; part < kParts; ++part) d[part][i] = s.d[part], m[part][i] = s.m[part];
       }
+      const int n = static_cast<int>(n_blocks < 8 ? n_blocks : 8);
       for (int part = 0; part < kParts; ++part) {
-        const int64_t at = (b * kParts + 8 * part) * kPanelRows + set;
-        const int groups = kParts == 1 ? n : 8;
-        store_groups(d[part], groups, panel.d + at);
-        store_groups(m[part], groups, panel.m + at);
+        const int64_t at = (first * kParts + 8 * part) * kPanelRows + set;
+        store_groups(d[part], n, panel.d + at);
+        store_groups(m[part], n, panel.m + at);
       }
-      for (int j = 0; j < n; ++j) {
+      for (int j = static_cast<int>(b - first); j < n; ++j) {
         W8 words[8];
-        for (int i = 0; i < 8; ++i) words[i] = p[i] ? bits<W8>(C::codes(p[i], j)) : W8{};
+        for (int i = 0; i < 8; ++i) words[i] = p[i] ? bits<W8>(chunk_codes<C>(p[i], j)) : W8{};
         transpose8(words);
-        for (int i = 0; i < 8; ++i) store(panel.codes + (((b + j) * 8 + i) * kPanelRows + set) * 4, words[i]);
+        for (int i = 0; i < 8; ++i) store(panel.codes + (((first + j) * 8 + i) * kPanelRows + set) * 4, words[i]);
       }
     }
   }
@@ -111,7 +120,12 @@ void gemm(const Matrix& w, int64_t r0, int64_t r1, const Activations& a, int64_t
   for (int64_t r = r0; r < r1; r += kPanelRows) {
     unpack_panel<C>(w, r, r1, panel);
     const int64_t rows = r1 - r;
+    // The rows after these are fetched meanwhile, a share of them with each tile.
+    const uint8_t* next = w.data + (r + kPanelRows) * w.row_bytes;
+    const uint8_t* const last = w.data + (r + 2 * kPanelRows < w.n_out ? r + 2 * kPanelRows : w.n_out) * w.row_bytes;
+    const int64_t share = round_up(kPanelRows * w.row_bytes * kTokenTile / n_tokens, 64);
     for (int64_t t = 0; t < n_tokens; t += kTokenTile) {
+      for (const uint8_t* end = next + share; next < end && next < last; next += 64) __builtin_prefetch(next, 0, 2);
       Q8Row x[kTokenTile];
       const int n = static_cast<int>(n_tokens - t < kTokenTile ? n_tokens - t : kTokenTile);
       for (int u = 0; u < n; ++u) x[u] = q8_row(a.q8 + (t + u) * a.q8_stride, w.n_in);

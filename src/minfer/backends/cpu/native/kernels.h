@@ -10,10 +10,10 @@ constexpr int kAttendQueries = 16; // most queries in a tile
 
 struct AttendTile {
   const KvRows* kv;
-  int64_t kv_at;       // where the KV head begins in a row, in values
-  const float* q;      // the first query's first head of this KV head
-  float* out;          // likewise
-  int64_t q_stride;    // between queries
+  int first_kv_head, n_kv_heads;
+  const float* q;  // of the first query's head 0
+  float* out;      // likewise
+  int64_t q_stride;  // between queries
   const Window* windows;
   int n_queries, group, head_dim;
   float scale, softcap;  // softcap 0: none
@@ -43,6 +43,8 @@ struct Kernels {
   void (*unary)(Unary kind, const float* x, float value, int64_t n, float* out);
   void (*binary)(Binary kind, const float* x, const float* y, int64_t n, float* out);
   void (*softmax)(const float* x, int64_t n, float* out);
+  int64_t (*next_above)(const float* x, int64_t i, int64_t n, float bound);  // first from i on that is not a number <= bound; n: none
+  float (*exp_sum)(const float* x, int64_t n, float most);                   // of exp(x - most)
   void (*rotate)(float* head, const float* cos, const float* sin, int n_dims, bool neox);
   bool (*pack_kv)(KvFormat format, const float* x, int64_t n, uint8_t* row, int64_t row_bytes);
   void (*attend)(const AttendTile& tile, float* scratch);

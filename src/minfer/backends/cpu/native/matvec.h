@@ -1,5 +1,6 @@
-// Matrix products for one token and for a few: the weight streams past once, straight from the file's blocks.
-// An output is a sum over chunks of 256 values in order; lane j of its accumulators holds every product 8 k + j.
+// Matrix products for one token and for a few: the weight streams past once, straight from the file's blocks. A step takes
+// eight blocks: of one row's super-block, or four of each of two rows, whose sums are halves of the same vectors.
+// An output is lane sums over blocks (lane j: products with block 4 k + j, or 8 k + j), then their sum.
 #pragma once
 
 #include "unpack.h"
@@ -7,108 +8,172 @@
 namespace minfer::MINFER_ISA {
 
 constexpr int kFewTokens = 8;
-constexpr int64_t kPrefetchBytes = 2048;
+// How far ahead a row's bytes are fetched: some 300 ns of one core's share of the memory.
+constexpr int64_t kAhead = 4096;
 
-// Products of one chunk: block j of `codes(j)` with the activation codes at x, times scaled[j].
-template <class C, class Codes>
-MINFER_INLINE void dot_block(Codes codes, const int8_t* x, const float* scaled, int j, F8& total) {
-  const S8x32 xs = load<S8x32>(x + 32 * j);
-  const F8 products = to_float(C::kMaxCode < 0 ? dot32_signed(codes, xs) : dot32(codes, xs));
-  total = fma(products, C::kGroup == 16 ? splat_halves(scaled + 2 * j) : splat<F8>(scaled[j]), total);
+// Products of blocks j of two rows with activations, of the first and the last 16 codes: four lanes a row.
+template <class C>
+MINFER_INLINE I8 dot_pair(U8x32 low, U8x32 high, const int8_t* x) {
+  const S8x32 first = bits<S8x32>(twice16(x)), last = bits<S8x32>(twice16(x + 16));
+  return C::kMaxCode < 0 ? dot32_signed(low, first) + dot32_signed(high, last) : dot64(low, first, high, last);
 }
 
-// Scales of a chunk times those of the activations, and the part of the result that the minimums make.
+// Lane sums of four vectors, by halves.
+template <int64_t kMost>
+MINFER_INLINE I8 add_quads(I8 a, I8 b, I8 c, I8 d) {
+  return add_pairs<2 * kMost>(add_pairs<kMost>(a, b), add_pairs<kMost>(c, d));
+}
+
+// Largest magnitude of a sum of n products.
 template <class C>
-MINFER_INLINE void scale_chunk(const Scales& s, const Q8Row& x, int64_t b, float* scaled, F8& low) {
-  constexpr bool kLow = C::kMaxCode >= 0 || kSignedOffset != 0;
-  if constexpr (C::kGroup == 16) {
-    for (int i = 0; i < 2; ++i) {
-      store(scaled + 8 * i, s.d[i] * load<F8>(x.d_half + 2 * b + 8 * i));
-      if (kLow) low = fma(s.m[i], load<F8>(x.sums_half + 2 * b + 8 * i), low);
+constexpr int64_t most(int n) {
+  return C::kMaxCode < 0 ? INT32_MAX : 127 * C::kMaxCode * n;
+}
+
+// The codes of a step: unpacked where they are used, or once for several tokens.
+template <class C>
+struct Step {
+  const uint8_t *p, *q;  // four blocks each; where C is of super-blocks, a chunk at p
+  MINFER_INLINE void pair(int j, U8x32& low, U8x32& high) const { C::pair(p + j * C::kBlockBytes, q + j * C::kBlockBytes, low, high); }
+  MINFER_INLINE U8x32 codes(int j) const {
+    if constexpr (C::kSmall) return C::codes((j < 4 ? p : q) + j % 4 * C::kBlockBytes);
+    else return C::codes(p, j);
+  }
+};
+template <class C>
+struct Unpacked {
+  U8x32 v[8];
+  MINFER_INLINE explicit Unpacked(const Step<C>& step) {
+    for (int j = 0; j < 4; ++j) {
+      if constexpr (C::kNibbles) step.pair(j, v[2 * j], v[2 * j + 1]);
+      else v[j] = step.codes(j), v[4 + j] = step.codes(4 + j);
     }
+  }
+  MINFER_INLINE void pair(int j, U8x32& low, U8x32& high) const { low = v[2 * j], high = v[2 * j + 1]; }
+  MINFER_INLINE U8x32 codes(int j) const { return v[j]; }
+};
+
+// Adds the products of a step with activations from block b on: total + low.
+template <class C, class Codes>
+MINFER_INLINE void dot_step(const Scales& s, const Codes& step, const Q8Row& x, int64_t b, F8& total, F8& low) {
+  constexpr bool kLow = C::kMaxCode >= 0 || kSignedOffset != 0;
+  if constexpr (C::kNibbles) {
+    I8 quads[4];
+    for (int j = 0; j < 4; ++j) {
+      U8x32 first, last;
+      step.pair(j, first, last);
+      quads[j] = dot_pair<C>(first, last, x.codes + 32 * (b + j));
+    }
+    const I8 dots = add_quads<most<C>(8)>(quads[0], quads[1], quads[2], quads[3]);
+    total = fma(to_float(dots), s.d[0] * twice4(x.d + b), total);
+    if (kLow) low = fma(s.m[0], twice4(x.sums + b), low);
   } else {
-    store(scaled, s.d[0] * load<F8>(x.d + b));
-    if (kLow) low = fma(s.m[0], load<F8>(x.sums + b), low);
+    // Lanes 0-3: the first 16 codes of blocks 0-3; lanes 4-7: the last 16.
+    I8 half[2];
+    for (int i = 0; i < 2; ++i) {
+      I8 quads[4];
+      for (int j = 0; j < 4; ++j) {
+        const S8x32 codes = load<S8x32>(x.codes + 32 * (b + (C::kSmall ? j : 4 * i + j)));
+        quads[j] = C::kMaxCode < 0 ? dot32_signed(step.codes(4 * i + j), codes) : dot32(step.codes(4 * i + j), codes);
+      }
+      half[i] = add_quads<most<C>(4)>(quads[0], quads[1], quads[2], quads[3]);
+    }
+    if constexpr (C::kGroup == 16) {
+      for (int i = 0; i < 2; ++i) {
+        total = fma(to_float(half[i]), split_pairs(s.d[i] * load<F8>(x.d_half + 2 * b + 8 * i)), total);
+        if (kLow) low = fma(s.m[i], load<F8>(x.sums_half + 2 * b + 8 * i), low);
+      }
+    } else {
+      total = fma(to_float(add_halves(half[0], half[1])), s.d[0] * (C::kSmall ? twice4(x.d + b) : load<F8>(x.d + b)), total);
+      if (kLow) low = fma(s.m[0], C::kSmall ? twice4(x.sums + b) : load<F8>(x.sums + b), low);
+    }
   }
 }
 
-// One chunk of kRows rows, n blocks of it: rows take turns, so that one's sums need not wait for another's.
-template <class C, int kRows>
-MINFER_INLINE void dot_chunk(const uint8_t* const p[kRows], int n, const Q8Row& x, int64_t b, F8 (&total)[kRows][2],
-                             F8 (&low)[kRows]) {
-  alignas(32) float scaled[kRows][16];
+// The end of rows of small blocks whose number is not a multiple of four: the last four blocks, those counted already
+// having activations of zero.
+struct RowEnd {
+  float values[2][4] = {};
+  Q8Row x;
+  MINFER_INLINE void take(const Q8Row& row, int64_t n_blocks) {
+    const int64_t rest = n_blocks % 4;
+    std::memcpy(values[0] + 4 - rest, row.d + n_blocks - rest, 4 * rest);
+    std::memcpy(values[1] + 4 - rest, row.sums + n_blocks - rest, 4 * rest);
+    x = row, x.d = values[0] - (n_blocks - 4), x.sums = values[1] - (n_blocks - 4);
+  }
+};
+
+// Products of kSteps rows of super-blocks, or of pairs of rows of small blocks, with kTokens tokens (n_tokens where that is
+// 0). Rows that are not there repeat the last one.
+template <class C, int kSteps, int kTokens>
+MINFER_INLINE void dot_rows(const Matrix& w, int64_t r, int64_t r1, const Q8Row* x, const RowEnd* end, int n_tokens, float* out,
+                            int64_t stride) {
+  constexpr int kMost = kTokens ? kTokens : kFewTokens, kRows = C::kSmall ? 2 * kSteps : kSteps;
+  constexpr int64_t kBlocks = C::kSmall ? 4 : 8, kBytes = C::kSmall ? C::kChunkBytes / 2 : C::kChunkBytes;
+  const int n = kTokens ? kTokens : n_tokens;
+  const int64_t n_blocks = w.n_in / 32;
+  const uint8_t* row[kRows];
+  uint8_t padded[kRows][C::kSmall ? kBytes : 1];
   for (int i = 0; i < kRows; ++i) {
-    // The hardware's own prefetch stops at every page, and rows are a stream from memory.
-    for (int64_t line = 0; line < C::kChunkBytes; line += 64) __builtin_prefetch(p[i] + kPrefetchBytes + line);
-    Scales s;
-    C::scales(p[i], n, s);
-    scale_chunk<C>(s, x, b, scaled[i], low[i]);
+    row[i] = w.data + (r + i < r1 ? r + i : r1 - 1) * w.row_bytes;
+    if (C::kSmall && n_blocks < 4) {
+      std::memset(padded[i], 0, sizeof padded[i]);
+      row[i] = static_cast<const uint8_t*>(std::memcpy(padded[i], row[i], w.row_bytes));
+    }
   }
-  const int8_t* codes = x.codes + 32 * b;
-  if (n == 8) {
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j)
-      for (int i = 0; i < kRows; ++i) dot_block<C>(C::codes(p[i], j), codes, scaled[i], j, total[i][j % 2]);
-  } else {
-    for (int j = 0; j < n; j += 2)
-      for (int i = 0; i < kRows; ++i) dot_block<C>(C::codes(p[i], j), codes, scaled[i], j, total[i][0]);
-    for (int j = 1; j < n; j += 2)
-      for (int i = 0; i < kRows; ++i) dot_block<C>(C::codes(p[i], j), codes, scaled[i], j, total[i][1]);
-  }
-}
-
-template <class C, int kRows>
-MINFER_INLINE void dot_rows(const Matrix& w, int64_t r, const Q8Row& x, float* out) {
-  const int64_t n_blocks = w.n_in / 32;
-  F8 total[kRows][2] = {}, low[kRows] = {};
-  const uint8_t* p[kRows];
-  for (int i = 0; i < kRows; ++i) p[i] = w.data + (r + i) * w.row_bytes;
-  int64_t b = 0;
-  for (; b + 8 <= n_blocks; b += 8) {
-    dot_chunk<C, kRows>(p, 8, x, b, total, low);
-    for (int i = 0; i < kRows; ++i) p[i] += C::kChunkBytes;
-  }
-  if (b < n_blocks) dot_chunk<C, kRows>(p, static_cast<int>(n_blocks - b), x, b, total, low);
-  for (int i = 0; i < kRows; ++i) out[i] = sum((total[i][0] + total[i][1]) + low[i]);
-}
-
-template <class C>
-void matvec_one(const Matrix& w, int64_t r0, int64_t r1, const Q8Row& x, float* out) {
-  constexpr int kRows = C::kGroup == 16 ? 1 : 2;  // two scales a block and row leave no registers for a second row
-  int64_t r = r0;
-  for (; r + kRows <= r1; r += kRows) dot_rows<C, kRows>(w, r, x, out + r - r0);
-  if (r < r1) dot_rows<C, 1>(w, r, x, out + r - r0);
-}
-
-// Up to kFewTokens tokens: a chunk's codes are unpacked once.
-template <class C>
-void matvec_few(const Matrix& w, int64_t r0, int64_t r1, const Activations& a, int n_tokens, float* out, int64_t stride) {
-  const int64_t n_blocks = w.n_in / 32;
-  Q8Row x[kFewTokens];
-  for (int t = 0; t < n_tokens; ++t) x[t] = q8_row(a.q8 + t * a.q8_stride, w.n_in);
-  for (int64_t r = r0; r < r1; ++r) {
-    const uint8_t* p = w.data + r * w.row_bytes;
-    F8 even[kFewTokens] = {}, odd[kFewTokens] = {}, low[kFewTokens] = {};
-    for (int64_t b = 0; b < n_blocks; b += 8, p += C::kChunkBytes) {
-      const int n = static_cast<int>(n_blocks - b < 8 ? n_blocks - b : 8);
+  F8 total[kSteps][kMost] = {}, low[kSteps][kMost] = {};
+  const auto take = [&](int64_t at, int64_t b, auto token) {
+    // The rows of a step are one run of memory, so it is fetched as one, whichever row a byte belongs to.
+    const uint8_t* next = w.data + r * w.row_bytes + at * kRows + kAhead;
+    for (int64_t line = 0; line < kRows * kBytes; line += 64) __builtin_prefetch(next + line);
+#pragma GCC unroll 4
+    for (int i = 0; i < kSteps; ++i) {
+      const Step<C> step{row[i * kRows / kSteps] + at, row[(i + 1) * kRows / kSteps - 1] + at};
       Scales s;
-      alignas(32) float scaled[16];
-      U8x32 codes[8];
-      C::scales(p, n, s);
-      for (int j = 0; j < n; ++j) codes[j] = C::codes(p, j);
-      for (int t = 0; t < n_tokens; ++t) {
-        scale_chunk<C>(s, x[t], b, scaled, low[t]);
-        F8 first = even[t], second = odd[t];
-        for (int j = 0; j + 2 <= n; j += 2) {
-          dot_block<C>(codes[j], x[t].codes + 32 * b, scaled, j, first);
-          dot_block<C>(codes[j + 1], x[t].codes + 32 * b, scaled, j + 1, second);
-        }
-        if (n % 2) dot_block<C>(codes[n - 1], x[t].codes + 32 * b, scaled, n - 1, first);
-        even[t] = first, odd[t] = second;
+      if constexpr (C::kSmall) C::scales(step.p, step.q, s);
+      else C::scales(step.p, s);
+      if constexpr (kTokens == 1) {
+        dot_step<C>(s, step, token(0), b, total[i][0], low[i][0]);
+      } else {
+        const Unpacked<C> codes(step);
+        for (int t = 0; t < n; ++t) dot_step<C>(s, codes, token(t), b, total[i][t], low[i][t]);
       }
     }
-    for (int t = 0; t < n_tokens; ++t) out[t * stride + r - r0] = sum((even[t] + odd[t]) + low[t]);
+  };
+  const auto whole = [&](int t) { return x[t]; };
+  int64_t at = 0, b = 0;
+  do take(at, b, whole);
+  while (at += kBytes, b += kBlocks, b + kBlocks <= n_blocks);
+  if (C::kSmall && b < n_blocks) take((n_blocks - 4) * (kBytes / 4), n_blocks - 4, [&](int t) { return end[t].x; });
+  for (int i = 0; i < kSteps; ++i)
+    for (int t = 0; t < n; ++t) {
+      const F8 sums = total[i][t] + low[i][t];
+      float* to = out + t * stride + i * kRows / kSteps;
+      if constexpr (C::kSmall) {
+        float values[2];
+        sum_halves(sums, values);
+        to[0] = values[0];
+        if (r + 2 * i + 1 < r1) to[1] = values[1];
+      } else {
+        to[0] = sum(sums);
+      }
+    }
+}
+
+template <class C, int kTokens>
+void matvec(const Matrix& w, int64_t r0, int64_t r1, const Activations& a, int n_tokens, float* out, int64_t stride) {
+  constexpr int kMost = kTokens ? kTokens : kFewTokens, kRows = C::kSmall ? 2 : 1;
+  Q8Row x[kMost];
+  RowEnd end[kMost];
+  for (int t = 0; t < n_tokens; ++t) {
+    x[t] = q8_row(a.q8 + t * a.q8_stride, w.n_in);
+    if (C::kSmall && w.n_in / 32 % 4 && w.n_in >= 128) end[t].take(x[t], w.n_in / 32);
   }
+  int64_t r = r0;
+  // Two steps share the loads of activations.
+  if (kTokens == 1)
+    for (; r + 2 * kRows <= r1; r += 2 * kRows) dot_rows<C, 2, kTokens>(w, r, r1, x, end, n_tokens, out + r - r0, stride);
+  for (; r < r1; r += kRows) dot_rows<C, 1, kTokens>(w, r, r1, x, end, n_tokens, out + r - r0, stride);
 }
 
 // A row of a float weight as f32, `scratch` holding it where it is not already.

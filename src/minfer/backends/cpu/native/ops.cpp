@@ -24,8 +24,8 @@ class Embed : public Operation {
     writes(out, 4 * n * w.n_in);
   }
   void prepare() override { check_ids(name, "token id", ids_, n_, w_.n_out); }
-  void run(Thread&) override {
-    share(0, n_, [&](int64_t i) { dequantize_row(w_.type, w_.data + ids_[i] * w_.row_bytes, w_.n_in, out_ + i * w_.n_in); });
+  void run(Thread& thread) override {
+    share(thread, 0, n_, [&](int64_t i) { dequantize_row(w_.type, w_.data + ids_[i] * w_.row_bytes, w_.n_in, out_ + i * w_.n_in); });
   }
 
  private:
@@ -42,8 +42,8 @@ class GetRows : public Operation {
     reads(x, 4 * n_rows * d), writes(out, 4 * n * d);
   }
   void prepare() override { check_ids(name, "row", ids_, n_, rows_); }
-  void run(Thread&) override {
-    share(0, n_, [&](int64_t i) { std::memcpy(out_ + i * d_, x_ + ids_[i] * d_, 4 * d_); });
+  void run(Thread& thread) override {
+    share(thread, 0, n_, [&](int64_t i) { std::memcpy(out_ + i * d_, x_ + ids_[i] * d_, 4 * d_); });
   }
 
  private:
@@ -60,7 +60,7 @@ class Over : public Operation {
  public:
   Over(int64_t n, int64_t step, F f, std::vector<Range> touched) : n_(n), step_(step), f_(f) { ranges = std::move(touched); }
   void run(Thread& thread) override {
-    share(0, (n_ + step_ - 1) / step_,
+    share(thread, 0, (n_ + step_ - 1) / step_,
           [&](int64_t task) { f_(thread.k, task * step_, std::min(step_, n_ - task * step_)); });
   }
 
@@ -128,8 +128,8 @@ class KvStore : public Operation {
                       thread.k.pack_kv(kv_.format, v_ + i * kv_.n_values, kv_.n_values, kv_.v + at, kv_.row_bytes);
       if (!ok) ok_.store(false, std::memory_order_relaxed);
     };
-    if (distinct_) share(0, n_, store);
-    else share(0, 1, [&](int64_t) { for (int64_t i = 0; i < n_; ++i) store(i); });
+    if (distinct_) share(thread, 0, n_, store);
+    else share(thread, 0, 1, [&](int64_t) { for (int64_t i = 0; i < n_; ++i) store(i); });
   }
   void finish() override {
     if (!ok_.load(std::memory_order_relaxed)) beyond_format(name, kv_);
@@ -146,6 +146,102 @@ class KvStore : public Operation {
   std::atomic<bool> ok_{true};
 };
 
+class TopK : public Operation {
+ public:
+  TopK(const float* x, int64_t d, int64_t n, int64_t k, int32_t* out)
+      : x_(x), d_(d), n_(n), k_(k), out_(out), parts_((d + kPart - 1) / kPart), unfinished_(n) {
+    reads(x, 4 * n * d), writes(out, 4 * n * (2 * k + 1));
+  }
+  int64_t shared_bytes(const Kernels&) const override { return n_ * parts_ * part_bytes(); }
+  int64_t thread_bytes(const Kernels&) const override { return static_cast<int64_t>(sizeof(Item)) * k_; }
+  void prepare() override {
+    for (auto& left : unfinished_) left.store(static_cast<int>(parts_), std::memory_order_relaxed);
+  }
+  void run(Thread& thread) override {
+    share(thread, 0, n_ * parts_, [&](int64_t task) {
+      const int64_t row = task / parts_, first = task % parts_ * kPart, n = std::min(kPart, d_ - first);
+      Found found = found_at(thread.shared, task);
+      *found.count = 0;
+      take(thread.k, x_ + row * d_, first, first + n, found);
+      const bool odd = !std::isfinite(found.best[0].value);
+      *found.most = odd ? largest(x_ + row * d_ + first, n) : found.best[0].value;
+      *found.sum = thread.k.exp_sum(x_ + row * d_ + first, n, *found.most);
+      // Who ends the last part of a row joins them all.
+      if (unfinished_[row].fetch_sub(1, std::memory_order_acq_rel) == 1) join(thread, row);
+    });
+  }
+
+ private:
+  static constexpr int64_t kPart = 16384;  // values a task
+  struct Item {
+    float value;
+    int32_t index;
+  };
+  struct Found {
+    int64_t* count;
+    float *most, *sum;
+    Item* best;  // largest first
+  };
+
+  int64_t part_bytes() const { return round_up(16 + 8 * k_, 64); }
+  Found found_at(uint8_t* base, int64_t task) const {
+    uint8_t* at = base + task * part_bytes();
+    return {reinterpret_cast<int64_t*>(at), reinterpret_cast<float*>(at + 8), reinterpret_cast<float*>(at + 12),
+            reinterpret_cast<Item*>(at + 16)};
+  }
+  // NaN and Inf come before every number.
+  static float key(float value) { return std::isfinite(value) ? value : INFINITY; }
+
+  // Of equal ones the first to come stays before the others.
+  void insert(int64_t& count, Item* best, Item item) const {
+    int64_t at = count < k_ ? count++ : k_ - 1;
+    for (; at > 0 && key(best[at - 1].value) < key(item.value); --at) best[at] = best[at - 1];
+    best[at] = item;
+  }
+  void take(const Kernels& k, const float* x, int64_t i, int64_t end, const Found& found) const {
+    while (i < end) {
+      if (*found.count == k_) {
+        const float bound = key(found.best[k_ - 1].value);
+        if (bound == INFINITY || (i = k.next_above(x, i, end, bound)) == end) return;
+      }
+      insert(*found.count, found.best, {x[i], static_cast<int32_t>(i)}), ++i;
+    }
+  }
+  // The largest value; NaN if there is one.
+  static float largest(const float* x, int64_t n) {
+    float most = x[0];
+    for (int64_t i = 1; i < n; ++i)
+      if (!(x[i] <= most) && most == most) most = x[i];
+    return most;
+  }
+  void join(const Thread& thread, int64_t row) const {
+    Item* best = reinterpret_cast<Item*>(thread.scratch);
+    int64_t count = 0;
+    float most = -INFINITY;
+    for (int64_t part = 0; part < parts_; ++part) {
+      const Found found = found_at(thread.shared, row * parts_ + part);
+      for (int64_t i = 0; i < *found.count; ++i)
+        if (count < k_ || key(best[k_ - 1].value) < key(found.best[i].value)) insert(count, best, found.best[i]);
+      if (!(*found.most <= most) && most == most) most = *found.most;
+    }
+    double total = 0.0;
+    for (int64_t part = 0; part < parts_; ++part) {
+      const Found found = found_at(thread.shared, row * parts_ + part);
+      total += *found.sum * std::exp(static_cast<double>(*found.most) - most);
+    }
+    int32_t* out = out_ + row * (2 * k_ + 1);
+    const float log_sum = static_cast<float>(most + std::log(total));
+    for (int64_t i = 0; i < k_; ++i) out[i] = best[i].index, std::memcpy(out + k_ + i, &best[i].value, 4);
+    std::memcpy(out + 2 * k_, &log_sum, 4);
+  }
+
+  const float* x_;
+  int64_t d_, n_, k_;
+  int32_t* out_;
+  int64_t parts_;
+  std::vector<std::atomic<int>> unfinished_;
+};
+
 class FillRopeTable : public Operation {
  public:
   explicit FillRopeTable(std::shared_ptr<RopeTable> table) : t_(std::move(table)) {
@@ -153,9 +249,9 @@ class FillRopeTable : public Operation {
     t_->cos.resize(floats), t_->sin.resize(floats);
     writes(t_->cos.data(), 4 * floats), writes(t_->sin.data(), 4 * floats);
   }
-  void run(Thread&) override {
+  void run(Thread& thread) override {
     const int64_t pairs = static_cast<int64_t>(t_->inverse.size());
-    share(0, t_->n, [&](int64_t i) {
+    share(thread, 0, t_->n, [&](int64_t i) {
       for (int64_t j = 0; j < pairs; ++j) {
         const double angle = static_cast<double>(t_->positions[i]) * t_->inverse[j];
         t_->cos[i * pairs + j] = static_cast<float>(std::cos(angle) * t_->magnitude);
@@ -192,8 +288,8 @@ class HeadRopeStore : public Operation {
   }
   void run(Thread& thread) override {
     // A task is a token's q, k or v.
-    if (distinct_) share(0, 3 * a_.n, [&](int64_t task) { part(thread, task / 3, task % 3); });
-    else share(0, 1, [&](int64_t) { for (int64_t task = 0; task < 3 * a_.n; ++task) part(thread, task / 3, task % 3); });
+    if (distinct_) share(thread, 0, 3 * a_.n, [&](int64_t task) { part(thread, task / 3, task % 3); });
+    else share(thread, 0, 1, [&](int64_t) { for (int64_t task = 0; task < 3 * a_.n; ++task) part(thread, task / 3, task % 3); });
   }
   void finish() override {
     if (!ok_.load(std::memory_order_relaxed)) beyond_format(name, a_.kv);
@@ -257,6 +353,10 @@ std::unique_ptr<Operation> make_softmax(const float* x, int64_t d, int64_t n, fl
   return over(n, rows_a_task(d), {in(x, n * d), out_of(out, n * d)}, [=](const Kernels& k, int64_t first, int64_t count) {
     for (int64_t i = first; i < first + count; ++i) k.softmax(x + i * d, d, out + i * d);
   });
+}
+
+std::unique_ptr<Operation> make_top_k(const float* x, int64_t d, int64_t n, int64_t k, int32_t* out) {
+  return std::make_unique<TopK>(x, d, n, k, out);
 }
 
 std::unique_ptr<Operation> make_view(const float* x, int64_t stride, int64_t start, int64_t size, int64_t n, float* out) {

@@ -12,6 +12,8 @@ std::unique_ptr<Operation> make_rms_norm(const float* x, const float* gain, int6
 std::unique_ptr<Operation> make_unary(Unary kind, const float* x, float value, int64_t n, float* out);
 std::unique_ptr<Operation> make_binary(Binary kind, const float* x, const float* y, int64_t n, float* out);
 std::unique_ptr<Operation> make_softmax(const float* x, int64_t d, int64_t n, float* out);
+// The k largest of each row, as minfer.graph.ir.TopK says: k indices, k values, the logarithm of the sum of exponentials.
+std::unique_ptr<Operation> make_top_k(const float* x, int64_t d, int64_t n, int64_t k, int32_t* out);
 // out[i][j] = x[i * stride + start + j], n rows of `size`.
 std::unique_ptr<Operation> make_view(const float* x, int64_t stride, int64_t start, int64_t size, int64_t n, float* out);
 // out is filled in order of its own index; strides of x are given for each of its axes, slowest first.

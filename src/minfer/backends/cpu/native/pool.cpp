@@ -62,7 +62,7 @@ void Pool::run(const std::function<void(int)>& work) {
   barrier();
 }
 
-void Pool::barrier() {
+void Pool::barrier(Span* ahead) {
   if (size_ == 1) return;
   const unsigned generation = generation_.load(std::memory_order_acquire);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
@@ -71,6 +71,10 @@ void Pool::barrier() {
     return;
   }
   const auto opened = [&] { return generation_.load(std::memory_order_acquire) != generation; };
+  for (; ahead && ahead->bytes > 0; ahead->begin += 64, ahead->bytes -= 64) {
+    if (opened()) return;
+    __builtin_prefetch(ahead->begin, 0, 2);
+  }
   // Where there are fewer cores than threads, the others need this one.
   if (!spin_until(opened, kBarrierSpin))
     while (!opened()) std::this_thread::yield();

@@ -3,12 +3,19 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 namespace minfer {
+
+// Memory to fetch.
+struct Span {
+  const uint8_t* begin = nullptr;
+  int64_t bytes = 0;
+};
 
 // `size` threads, the caller of `run` being one. Workers spin a little after a run, then sleep. One run at a time: a
 // second caller waits, so that two engines in one process do not fight over the cores.
@@ -24,8 +31,9 @@ class Pool {
   // Calls work(thread) on every thread and returns when all have. `work` does not throw.
   void run(const std::function<void(int)>& work);
 
-  // Inside a run: no thread leaves before all have come.
-  void barrier();
+  // Inside a run: no thread leaves before all have come. Who waits fetches `ahead` into its cache meanwhile, and takes what
+  // it has fetched off it.
+  void barrier(Span* ahead = nullptr);
 
  private:
   void serve(int thread);

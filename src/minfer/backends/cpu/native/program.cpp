@@ -39,6 +39,7 @@ bool conflict(const Range& a, const Range& b) {
 
 void Program::add(const std::string& name, std::unique_ptr<Operation> operation) {
   operation->name = name;
+  operation->divide_among(workspace_->pool().size());
   const Kernels& kernels = workspace_->kernels();
   const int64_t shared = operation->shared_bytes(kernels);
   workspace_->reserve(shared, operation->thread_bytes(kernels));
@@ -65,14 +66,24 @@ std::vector<std::pair<std::string, double>> Program::profiled() const {
 }
 
 void Program::run() {
-  for (const auto& operation : operations_) operation->prepare(), operation->reset();
+  for (const auto& operation : operations_) operation->prepare();
   Workspace& w = *workspace_;
+  if (++runs_ == 0) ++runs_;  // 0 is what a counter begins with
   w.pool().run([&](int thread) {
-    Thread me{w.kernels(), w.pool(), w.shared(), w.scratch(thread)};
+    Thread me{w.kernels(), w.pool(), thread, runs_, w.shared(), w.scratch(thread)};
     const bool timed = thread == 0 && !seconds_.empty();
     auto before = timed ? Clock::now() : Clock::time_point();
+    // What the next operation with much to read will read first.
+    size_t reader = 0;
+    Span ahead;
+    const auto look_from = [&](size_t i) {
+      for (reader = i, ahead = {}; reader < operations_.size(); ++reader)
+        if ((ahead = operations_[reader]->ahead(me)).bytes > 0) break;
+    };
+    look_from(0);
     for (size_t i = 0; i < operations_.size(); ++i) {
-      if (operations_[i]->waits) me.pool.barrier();
+      if (reader < i) look_from(i);
+      if (operations_[i]->waits) me.pool.barrier(&ahead);
       operations_[i]->run(me);
       if (timed) {
         const auto now = Clock::now();

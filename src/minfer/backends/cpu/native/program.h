@@ -50,6 +50,8 @@ class Workspace {
 struct Thread {
   const Kernels& k;
   Pool& pool;
+  int index;
+  uint32_t run;  // number of the program's run
   uint8_t* shared;
   uint8_t* scratch;
 };
@@ -68,6 +70,8 @@ class Operation {
   virtual void prepare() {}
   // On every thread; they divide the work among them by `share`.
   virtual void run(Thread& thread) = 0;
+  // Memory that this thread will read first, if that is known and much: it is fetched while the thread waits.
+  virtual Span ahead(const Thread&) const { return {}; }
   // After the run. Throws what went wrong with the values.
   virtual void finish() {}
   virtual int64_t shared_bytes(const Kernels&) const { return 0; }
@@ -77,21 +81,45 @@ class Operation {
   std::vector<Range> ranges;  // buffers read and written, for the barriers between operations
   bool waits = true;          // begins only when all threads have finished what is before it
 
-  void reset() {
-    for (auto& counter : next_) counter.store(0, std::memory_order_relaxed);
+  void divide_among(int threads) {
+    for (auto& parts : parts_) parts = std::vector<Part>(threads);
   }
 
  protected:
-  // Calls f(i) for each i in [0, n), each on one thread, whichever is free. A phase's counter is used once a run.
+  // Calls f(i) for each i in [0, n), each on one thread. Every thread has a part of its own, which it takes in order, so
+  // that it reads memory in order, too; one that is done helps the others. A phase is used once a run.
   template <class F>
-  void share(int phase, int64_t n, F f) {
-    for (int64_t i; (i = next_[phase].fetch_add(1, std::memory_order_relaxed)) < n;) f(i);
+  void share(const Thread& me, int phase, int64_t n, F f) {
+    std::vector<Part>& parts = parts_[phase];
+    const int64_t threads = static_cast<int64_t>(parts.size());
+    for (int64_t turn = 0; turn < threads; ++turn) {
+      const int64_t part = (me.index + turn) % threads, begin = begin_of(part, threads, n);
+      const int64_t size = begin_of(part + 1, threads, n) - begin;
+      for (int64_t i; (i = parts[part].next(me.run, size)) >= 0;) f(begin + i);
+    }
   }
+  static int64_t begin_of(int64_t part, int64_t parts, int64_t n) { return n * part / parts; }
   void reads(const void* p, int64_t bytes) { ranges.push_back({static_cast<const uint8_t*>(p), bytes, false}); }
   void writes(const void* p, int64_t bytes) { ranges.push_back({static_cast<const uint8_t*>(p), bytes, true}); }
 
  private:
-  std::atomic<int64_t> next_[2] = {};
+  // How many tasks of a part are taken, with the number of the run above, which makes old counts count as none.
+  class Part {
+   public:
+    int64_t next(uint32_t run, int64_t size) {
+      uint64_t seen = taken_.load(std::memory_order_relaxed), taken;
+      do {
+        taken = seen >> 32 == run ? seen : uint64_t{run} << 32;
+        if (static_cast<int64_t>(taken & UINT32_MAX) >= size) return -1;
+      } while (!taken_.compare_exchange_weak(seen, taken + 1, std::memory_order_relaxed));
+      return static_cast<int64_t>(taken & UINT32_MAX);
+    }
+
+   private:
+    alignas(64) std::atomic<uint64_t> taken_{0};
+  };
+
+  std::vector<Part> parts_[2];
 };
 
 class Program {
@@ -117,6 +145,7 @@ class Program {
   std::vector<std::unique_ptr<Operation>> operations_;
   std::vector<double> seconds_;  // empty: not profiling
   std::vector<Range> pending_;  // of the operations since the last barrier
+  uint32_t runs_ = 0;
 };
 
 }  // namespace minfer

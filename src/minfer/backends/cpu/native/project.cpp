@@ -11,6 +11,8 @@ namespace {
 constexpr int64_t kOwnTokens = 2;
 // A one-token task reads about this many bytes of weights: small enough to end together, large enough to be worth taking.
 constexpr int64_t kTaskBytes = 16384;
+// What a thread fetches of its weights before it begins, at most: a part of its L2 cache.
+constexpr int64_t kAheadBytes = 65536;
 // Many tokens are multiplied in blocks whose activations stay in the L2 cache while panels of rows pass by.
 constexpr int64_t kBlockTokens = 128;
 
@@ -39,6 +41,19 @@ class Project : public Operation {
     return kOwnTokens * token_bytes() + 4 * round_up(a_.n_in, 16) + unpack_bytes(k) + tiles + 256;
   }
 
+  Span ahead(const Thread& thread) const override {
+    if (many(thread.k)) return {};
+    const int threads = thread.pool.size();
+    if (joined_) {
+      const Matrix& gate = a_.segments[0];
+      const int64_t rows = joined_rows(thread.k), total = (gate.n_out + rows - 1) / rows;
+      return rows_from(gate, begin_of(thread.index, threads, total) * rows);
+    }
+    const Tasks tasks(*this, thread.k);
+    const Place first = tasks.place(begin_of(thread.index, threads, tasks.total));
+    return rows_from(a_.segments[first.segment], first.row);
+  }
+
   void run(Thread& thread) override {
     uint8_t* scratch = thread.scratch;
     uint8_t* base = own() ? scratch : thread.shared;
@@ -53,7 +68,7 @@ class Project : public Operation {
     if (own()) {
       for (int64_t t = 0; t < a_.n_tokens; ++t) prepare_token(thread.k, base, t, normed);
     } else if (any_block_ || a_.gain) {
-      share(0, a_.n_tokens, [&](int64_t t) { prepare_token(thread.k, base, t, normed); });
+      share(thread, 0, a_.n_tokens, [&](int64_t t) { prepare_token(thread.k, base, t, normed); });
       thread.pool.barrier();
     }
     if (joined_) run_joined(thread, x, scratch);
@@ -98,27 +113,48 @@ class Project : public Operation {
   int64_t blocks() const { return (a_.n_tokens + kBlockTokens - 1) / kBlockTokens; }
   int64_t block_size(int64_t block) const { return std::min(kBlockTokens, a_.n_tokens - block * kBlockTokens); }
 
+  // The rows of all segments, cut into tasks.
+  struct Place {
+    size_t segment;
+    int64_t row, rows, column;  // column: where the segment begins in an output row
+  };
+  struct Tasks {
+    Tasks(const Project& project, const Kernels& k) : segments(project.a_.segments) {
+      for (size_t s = 0; s < segments.size(); ++s) {
+        rows[s] = project.task_rows(segments[s], k);
+        total += count[s] = (segments[s].n_out + rows[s] - 1) / rows[s];
+      }
+    }
+    Place place(int64_t task) const {
+      size_t s = 0;
+      int64_t column = 0;
+      for (; task >= count[s]; ++s) task -= count[s], column += segments[s].n_out;
+      const int64_t row = task * rows[s];
+      return {s, row, std::min(rows[s], segments[s].n_out - row), column};
+    }
+    const std::vector<Matrix>& segments;
+    int64_t rows[3] = {}, count[3] = {}, total = 0;
+  };
+  int64_t joined_rows(const Kernels& k) const { return std::min(task_rows(a_.segments[0], k), task_rows(a_.segments[1], k)); }
+  static Span rows_from(const Matrix& w, int64_t row) {
+    return {w.data + row * w.row_bytes, std::min(kAheadBytes, (w.n_out - row) * w.row_bytes)};
+  }
+
   void run_segments(Thread& thread, const Activations& x, uint8_t* scratch) {
     float* tile = reinterpret_cast<float*>(scratch + unpack_bytes(thread.k));
-    int64_t tasks[3] = {}, total = 0;
-    for (size_t s = 0; s < a_.segments.size(); ++s) {
-      const int64_t rows = task_rows(a_.segments[s], thread.k);
-      total += tasks[s] = (a_.segments[s].n_out + rows - 1) / rows;
-    }
-    share(1, total * blocks(), [&](int64_t number) {
-      int64_t task = number % total, column = 0;
-      size_t s = 0;
-      for (; task >= tasks[s]; ++s) task -= tasks[s], column += a_.segments[s].n_out;
-      const int64_t block = number / total, t0 = block * kBlockTokens, n_tokens = block_size(block);
+    const Tasks tasks(*this, thread.k);
+    share(thread, 1, tasks.total * blocks(), [&](int64_t number) {
+      const auto [s, r0, n, column] = tasks.place(number % tasks.total);
+      const int64_t block = number / tasks.total, t0 = block * kBlockTokens, n_tokens = block_size(block);
       const Matrix& w = a_.segments[s];
-      const int64_t rows = task_rows(w, thread.k), r0 = task * rows, r1 = std::min(r0 + rows, w.n_out), n = r1 - r0;
+      const int64_t r1 = r0 + n;
       float* out = a_.out + t0 * width_ + column + r0;
       if (a_.epilogue == Epilogue::None) return multiply(thread.k, w, r0, r1, x, t0, n_tokens, out, width_, scratch);
       // Not straight into `out`: the residual may lie there.
-      multiply(thread.k, w, r0, r1, x, t0, n_tokens, tile, rows, scratch);
+      multiply(thread.k, w, r0, r1, x, t0, n_tokens, tile, n, scratch);
       for (int64_t t = 0; t < n_tokens; ++t) {
         const float* add = a_.epilogue == Epilogue::Bias ? a_.biases[s] + r0 : a_.residual + (t0 + t) * width_ + column + r0;
-        thread.k.binary(Binary::Add, add, tile + t * rows, n, out + t * width_);
+        thread.k.binary(Binary::Add, add, tile + t * n, n, out + t * width_);
       }
     });
   }
@@ -126,11 +162,11 @@ class Project : public Operation {
   void run_joined(Thread& thread, const Activations& x, uint8_t* scratch) {
     const Matrix &gate = a_.segments[0], &up = a_.segments[1];
     const Binary join = a_.epilogue == Epilogue::SwiGLU ? Binary::SwiGLU : Binary::GeGLU;
-    const int64_t rows = std::min(task_rows(gate, thread.k), task_rows(up, thread.k));
+    const int64_t rows = joined_rows(thread.k);
     const int64_t total = (gate.n_out + rows - 1) / rows;
     float* first = reinterpret_cast<float*>(scratch + unpack_bytes(thread.k));
     float* second = first + rows * std::min(a_.n_tokens, kBlockTokens);
-    share(1, total * blocks(), [&](int64_t number) {
+    share(thread, 1, total * blocks(), [&](int64_t number) {
       const int64_t block = number / total, t0 = block * kBlockTokens, n_tokens = block_size(block);
       const int64_t r0 = number % total * rows, r1 = std::min(r0 + rows, gate.n_out);
       multiply(thread.k, gate, r0, r1, x, t0, n_tokens, first, rows, scratch);

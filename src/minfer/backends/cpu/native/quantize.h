@@ -98,22 +98,41 @@ inline bool pack_kv(KvFormat format, const float* x, int64_t n, uint8_t* row, in
   return ok;
 }
 
-// Values [at, at + n) of a KV row, both multiples of 8, to floats, with zeros up to a whole vector.
-MINFER_INLINE void unpack_kv(KvFormat format, const uint8_t* row, int64_t at, int64_t n, float* out) {
-  int64_t i = 0;
-  if (format == KvFormat::F32) {
-    std::memcpy(out, row + 4 * at, 4 * n);
-    i = n;
-  } else if (format == KvFormat::F16) {
-    for (; i + kLanes <= n; i += kLanes) store(out + i, half_lanes(row + 2 * (at + i)));
-    for (; i < n; i += 8) store(out + i, half8(row + 2 * (at + i)));
-  } else {
-    for (; i < n; i += 8) {
+// kVectors vectors of floats of a KV row, from value `at` on.
+template <KvFormat kFormat, int kVectors>
+MINFER_INLINE void unpack_values(const uint8_t* row, int64_t at, float* out) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8 * kVectors; i += 8) {
+    if (kFormat == KvFormat::F32) {
+      std::memcpy(out + i, row + 4 * (at + i), 32);
+    } else if (kFormat == KvFormat::F16) {
+      store(out + i, half8(row + 2 * (at + i)));
+    } else {
       const uint8_t* block = row + (at + i) / 32 * 34;
       store(out + i, int8x8(block + 2 + (at + i) % 32) * one_half(block));
     }
   }
-  for (; i % kLanes; i += 8) store(out + i, F8{});
+}
+
+// Values [at, at + n) of the KV rows of cells [begin, end), both multiples of 8, to rows of `width` floats, with zeros up
+// to whole vectors.
+template <KvFormat kFormat>
+MINFER_INLINE void unpack_rows(const uint8_t* rows, int64_t row_bytes, int64_t at, int64_t n, int32_t begin, int32_t end,
+                               float* out, int64_t width) {
+  for (int32_t cell = begin; cell < end; ++cell, out += width) {
+    const uint8_t* row = rows + cell * row_bytes;
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) unpack_values<kFormat, 8>(row, at + i, out + i);
+    for (; i < n; i += 8) unpack_values<kFormat, 1>(row, at + i, out + i);
+    for (; i < width; i += 8) store(out + i, F8{});
+  }
+}
+
+inline void unpack_kv(KvFormat format, const uint8_t* rows, int64_t row_bytes, int64_t at, int64_t n, int32_t begin,
+                      int32_t end, float* out, int64_t width) {
+  if (format == KvFormat::F32) unpack_rows<KvFormat::F32>(rows, row_bytes, at, n, begin, end, out, width);
+  else if (format == KvFormat::F16) unpack_rows<KvFormat::F16>(rows, row_bytes, at, n, begin, end, out, width);
+  else unpack_rows<KvFormat::Q8_0>(rows, row_bytes, at, n, begin, end, out, width);
 }
 
 }  // namespace minfer::MINFER_ISA

@@ -1,6 +1,8 @@
 // Norms, rotation and elementwise functions over rows of floats.
 #pragma once
 
+#include <limits>
+
 #include "kernels.h"
 #include "vecmath.h"
 
@@ -77,6 +79,34 @@ inline void softmax(const float* x, int64_t n, float* out) {
   });
   const float inverse = 1.0f / sum(total);
   for_lanes(n, [&](int64_t i, int64_t k) { store_lanes(out + i, load_lanes(out + i, k) * inverse, k); });
+}
+
+// Whole groups of vectors are passed over at once. NaN and Inf of either sign are no numbers.
+inline int64_t next_above(const float* x, int64_t i, int64_t n, float bound) {
+  constexpr int64_t kGroup = 4 * kLanes;
+  for (; i + kGroup <= n; i += kGroup) {
+    VI within = ~VI{};
+    for (int v = 0; v < 4; ++v) {
+      const VF value = load<VF>(x + i + v * kLanes);
+      within &= (value <= bound) & (value >= -std::numeric_limits<float>::max());
+    }
+    uint64_t words[sizeof(VI) / 8], all = ~uint64_t{0};
+    std::memcpy(words, &within, sizeof words);
+    for (const uint64_t word : words) all &= word;
+    if (all != ~uint64_t{0}) break;
+  }
+  while (i < n && x[i] <= bound && std::isfinite(x[i])) ++i;
+  return i;
+}
+
+inline float exp_sum(const float* x, int64_t n, float most) {
+  VF total{};
+  for_lanes(n, [&](int64_t i, int64_t k) {
+    VF v = splat<VF>(-INFINITY);
+    std::memcpy(&v, x + i, 4 * k);
+    total += vexp(v - most);
+  });
+  return sum(total);
 }
 
 // Rotates pairs of one head: neighbours, or values half of n_dims apart (neox).

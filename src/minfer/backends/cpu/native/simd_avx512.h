@@ -23,6 +23,9 @@ MINFER_INLINE I8 dot32(U8x32 w, S8x32 x) {
   return bits<I8>(_mm256_dpbusd_epi32(_mm256_setzero_si256(), bits<__m256i>(w), bits<__m256i>(x)));
 }
 MINFER_INLINE I8 dot32_signed(U8x32 w, S8x32 x) { return dot32(w, x); }
+MINFER_INLINE I8 dot64(U8x32 w0, S8x32 x0, U8x32 w1, S8x32 x1) {
+  return bits<I8>(_mm256_dpbusd_epi32(bits<__m256i>(dot32(w0, x0)), bits<__m256i>(w1), bits<__m256i>(x1)));
+}
 
 template <int kMaxCode>
 struct Sum {

@@ -30,13 +30,13 @@ MINFER_INLINE void store_half8(void* p, F8 v) {
   const float16x8_t h = vcombine_f16(vcvt_f16_f32(x.low), vcvt_f16_f32(x.high));
   vst1q_u16(static_cast<uint16_t*>(p), vreinterpretq_u16_f16(h));
 }
-MINFER_INLINE F8 half8_strided(const uint8_t* p, int64_t stride, int64_t last) {
+MINFER_INLINE F8 half8_strided(const uint8_t* p, const uint8_t* q, int64_t stride) {
   uint16_t h[8];
-  for (int i = 0; i < 8; ++i) std::memcpy(&h[i], p + (i * stride < last ? i * stride : last), 2);
+  for (int i = 0; i < 4; ++i) std::memcpy(&h[i], p + i * stride, 2), std::memcpy(&h[4 + i], q + i * stride, 2);
   return half8(h);
 }
-MINFER_INLINE void half8_pairs(const uint8_t* p, int64_t stride, int64_t last, F8& first, F8& second) {
-  first = half8_strided(p, stride, last), second = half8_strided(p + 2, stride, last);
+MINFER_INLINE void half8_pairs(const uint8_t* p, const uint8_t* q, int64_t stride, F8& first, F8& second) {
+  first = half8_strided(p, q, stride), second = half8_strided(p + 2, q + 2, stride);
 }
 
 #define MINFER_LOOP MINFER_INLINE

@@ -8,14 +8,14 @@ namespace minfer::MINFER_ISA {
 
 MINFER_INLINE F8 fma(F8 a, F8 b, F8 c) { return a * b + c; }
 MINFER_INLINE float one_half(const uint8_t* p) { return load_half(p); }
-static __attribute__((noinline)) F8 half8_strided(const uint8_t* p, int64_t stride, int64_t last) {
+static __attribute__((noinline)) F8 half8_strided(const uint8_t* p, const uint8_t* q, int64_t stride) {
   F8 v;
-  for (int i = 0; i < 8; ++i) v[i] = load_half(p + (i * stride < last ? i * stride : last));
+  for (int i = 0; i < 4; ++i) v[i] = load_half(p + i * stride), v[4 + i] = load_half(q + i * stride);
   return v;
 }
-MINFER_INLINE F8 half8(const void* p) { return half8_strided(static_cast<const uint8_t*>(p), 2, 14); }
-MINFER_INLINE void half8_pairs(const uint8_t* p, int64_t stride, int64_t last, F8& first, F8& second) {
-  first = half8_strided(p, stride, last), second = half8_strided(p + 2, stride, last);
+MINFER_INLINE F8 half8(const void* p) { return half8_strided(static_cast<const uint8_t*>(p), static_cast<const uint8_t*>(p) + 8, 2); }
+MINFER_INLINE void half8_pairs(const uint8_t* p, const uint8_t* q, int64_t stride, F8& first, F8& second) {
+  first = half8_strided(p, q, stride), second = half8_strided(p + 2, q + 2, stride);
 }
 
 #define MINFER_LOOP static __attribute__((noinline))

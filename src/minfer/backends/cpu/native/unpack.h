@@ -1,5 +1,6 @@
 // From the bytes of a block format to what the products take: codes of one byte, and a scale and a minimum for every 32
-// (or 16) of them, so that x = d * code + m. Layouts: minfer.quants. A chunk is 8 blocks of 32 values, or the rest of a row.
+// (or 16) of them, so that x = d * code + m. Layouts: minfer.quants. A chunk is 8 blocks of 32 values; where a row ends inside one, a copy
+// fills it up.
 #pragma once
 
 #include MINFER_SIMD
@@ -17,106 +18,120 @@ MINFER_INLINE uint32_t load_u32(const uint8_t* p) {
   return word;
 }
 
-// The f16 scale (and minimum) at the head of n blocks that lie `stride` bytes apart. Lanes beyond them repeat the last
-// block: activations are zero there.
-MINFER_INLINE F8 head_scales(const uint8_t* p, int64_t stride, int n) {
-  return n == 8 ? half8_strided(p, stride, 7 * stride) : half8_strided(p, stride, (n - 1) * stride);
-}
-MINFER_INLINE void head_pairs(const uint8_t* p, int64_t stride, int n, F8& first, F8& second) {
-  if (n == 8) half8_pairs(p, stride, 7 * stride, first, second);
-  else half8_pairs(p, stride, (n - 1) * stride, first, second);
-}
-
 template <Type>
 struct Codec;
 
-// kGroup: values a scale. kMaxCode: the largest code, -1 where codes are signed. scales(chunk, blocks in it, result);
-// codes(chunk, block).
-template <int kBytesPerBlock, int kMax>
+// kGroup: values a scale. kMaxCode: the largest code, -1 where codes are signed. A format of small blocks has scales(p, q,
+// result) of the four blocks at p and at q, and codes(block); a super-block has scales(chunk, result), codes(chunk, block).
+template <int kBytes, int kMax>
 struct Small {
+  static constexpr bool kSmall = true, kNibbles = false;
   static constexpr int kGroup = 32, kMaxCode = kMax;
-  static constexpr int64_t kChunkBytes = 8 * kBytesPerBlock;
+  static constexpr int64_t kBlockBytes = kBytes, kChunkBytes = 8 * kBytes;
 };
 template <int kBytesPerChunk, int kGroupSize, int kMax>
 struct Super {
+  static constexpr bool kSmall = false, kNibbles = false;
   static constexpr int kGroup = kGroupSize, kMaxCode = kMax;
   static constexpr int64_t kChunkBytes = kBytesPerChunk;
 };
 
-template <>
-struct Codec<Type::Q4_0> : Small<18, 15> {
-  static MINFER_INLINE void scales(const uint8_t* p, int n, Scales& s) {
-    s.d[0] = head_scales(p, 18, n), s.m[0] = s.d[0] * -8.0f;
+struct Plain {
+  static MINFER_INLINE U8x32 code(U8x32 nibbles) { return nibbles; }
+};
+
+// Blocks with 16 bytes of nibbles at kCodesAt and, where there is one, a word of fifth bits at kBitsAt. pair(p, q, ...) gives
+// the first 16 codes of two blocks, and the last ones: an instruction less for each than one block's 32.
+template <int kBytes, int kMax, int kCodesAt, int kBitsAt = 0, class Map = Plain>
+struct Nibbles : Small<kBytes, kMax> {
+  static constexpr bool kNibbles = true;
+  static MINFER_INLINE U8x32 codes(const uint8_t* p) {
+    const U8x32 v = nibbles(p + kCodesAt);
+    return Map::code(kBitsAt ? v | (mask_of_bits(p + kBitsAt) & 16) : v);
   }
-  static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) { return nibbles(p + 18 * j + 2); }
+  static MINFER_INLINE void pair(const uint8_t* p, const uint8_t* q, U8x32& low, U8x32& high) {
+    const U8x32 v = two16(p + kCodesAt, q + kCodesAt);
+    low = low_nibbles(v), high = high_nibbles(v);
+    if (kBitsAt) {
+      U8x32 low_bits, high_bits;
+      mask_of_bits(p + kBitsAt, q + kBitsAt, low_bits, high_bits);
+      low |= low_bits & 16, high |= high_bits & 16;
+    }
+    low = Map::code(low), high = Map::code(high);
+  }
 };
 
 template <>
-struct Codec<Type::Q4_1> : Small<20, 15> {
-  static MINFER_INLINE void scales(const uint8_t* p, int n, Scales& s) { head_pairs(p, 20, n, s.d[0], s.m[0]); }
-  static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) { return nibbles(p + 20 * j + 4); }
-};
-
-template <>
-struct Codec<Type::Q5_0> : Small<22, 31> {
-  static MINFER_INLINE void scales(const uint8_t* p, int n, Scales& s) {
-    s.d[0] = head_scales(p, 22, n), s.m[0] = s.d[0] * -16.0f;
-  }
-  static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) {
-    return nibbles(p + 22 * j + 6) | (mask_of_bits(load_u32(p + 22 * j + 2)) & 16);
+struct Codec<Type::Q4_0> : Nibbles<18, 15, 2> {
+  static MINFER_INLINE void scales(const uint8_t* p, const uint8_t* q, Scales& s) {
+    s.d[0] = half8_strided(p, q, 18), s.m[0] = s.d[0] * -8.0f;
   }
 };
 
 template <>
-struct Codec<Type::Q5_1> : Small<24, 31> {
-  static MINFER_INLINE void scales(const uint8_t* p, int n, Scales& s) { head_pairs(p, 24, n, s.d[0], s.m[0]); }
-  static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) {
-    return nibbles(p + 24 * j + 8) | (mask_of_bits(load_u32(p + 24 * j + 4)) & 16);
+struct Codec<Type::Q4_1> : Nibbles<20, 15, 4> {
+  static MINFER_INLINE void scales(const uint8_t* p, const uint8_t* q, Scales& s) { half8_pairs(p, q, 20, s.d[0], s.m[0]); }
+};
+
+template <>
+struct Codec<Type::Q5_0> : Nibbles<22, 31, 6, 2> {
+  static MINFER_INLINE void scales(const uint8_t* p, const uint8_t* q, Scales& s) {
+    s.d[0] = half8_strided(p, q, 22), s.m[0] = s.d[0] * -16.0f;
   }
+};
+
+template <>
+struct Codec<Type::Q5_1> : Nibbles<24, 31, 8, 4> {
+  static MINFER_INLINE void scales(const uint8_t* p, const uint8_t* q, Scales& s) { half8_pairs(p, q, 24, s.d[0], s.m[0]); }
 };
 
 template <>
 struct Codec<Type::Q8_0> : Small<34, -1> {
-  static MINFER_INLINE void scales(const uint8_t* p, int n, Scales& s) {
-    s.d[0] = head_scales(p, 34, n), s.m[0] = s.d[0] * static_cast<float>(-kSignedOffset);
+  static MINFER_INLINE void scales(const uint8_t* p, const uint8_t* q, Scales& s) {
+    s.d[0] = half8_strided(p, q, 34), s.m[0] = s.d[0] * static_cast<float>(-kSignedOffset);
   }
-  static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) { return load<U8x32>(p + 34 * j + 2) ^ kSignedOffset; }
+  static MINFER_INLINE U8x32 codes(const uint8_t* p) { return load<U8x32>(p + 2) ^ kSignedOffset; }
 };
 
 // ggml's kvalues_iq4nl.
 constexpr int8_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-MINFER_INLINE U8x32 level_codes(U8x32 codes) {
-  return lookup(codes, reinterpret_cast<const uint8_t*>(kLevels)) ^ kSignedOffset;
-}
+struct Levels {
+  static MINFER_INLINE U8x32 code(U8x32 nibbles) {
+    return lookup(nibbles, reinterpret_cast<const uint8_t*>(kLevels)) ^ kSignedOffset;
+  }
+};
 
 template <>
-struct Codec<Type::IQ4_NL> : Small<18, -1> {
-  static MINFER_INLINE void scales(const uint8_t* p, int n, Scales& s) {
-    s.d[0] = head_scales(p, 18, n), s.m[0] = s.d[0] * static_cast<float>(-kSignedOffset);
+struct Codec<Type::IQ4_NL> : Nibbles<18, -1, 2, 0, Levels> {
+  static MINFER_INLINE void scales(const uint8_t* p, const uint8_t* q, Scales& s) {
+    s.d[0] = half8_strided(p, q, 18), s.m[0] = s.d[0] * static_cast<float>(-kSignedOffset);
   }
-  static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) { return level_codes(nibbles(p + 18 * j + 2)); }
 };
 
 // Doubled E2M1 levels, -12 to 12, shifted to 0 to 24.
-constexpr uint8_t kShiftedE2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+struct ShiftedE2M1 {
+  static MINFER_INLINE U8x32 code(U8x32 nibbles) {
+    static constexpr uint8_t kCodes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+    return lookup(nibbles, kCodes);
+  }
+};
 
 template <>
-struct Codec<Type::MXFP4> : Small<17, 31> {
-  static MINFER_INLINE void scales(const uint8_t* p, int n, Scales& s) {
-    uint32_t d[8] = {};  // 2^(e - 128): the two smallest are subnormal
-    for (int i = 0; i < n; ++i) {
-      const uint32_t e = p[17 * i];
+struct Codec<Type::MXFP4> : Nibbles<17, 31, 1, 0, ShiftedE2M1> {
+  static MINFER_INLINE void scales(const uint8_t* p, const uint8_t* q, Scales& s) {
+    uint32_t d[8];  // 2^(e - 128): the two smallest are subnormal
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t e = (i < 4 ? p : q)[17 * (i % 4)];
       d[i] = e < 2 ? 0x200000u << e : (e - 1) << 23;
     }
     s.d[0] = load<F8>(d), s.m[0] = s.d[0] * -12.0f;
   }
-  static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) { return lookup(nibbles(p + 17 * j + 1), kShiftedE2M1); }
 };
 
 template <>
 struct Codec<Type::Q2_K> : Super<84, 16, 15> {
-  static MINFER_INLINE void scales(const uint8_t* p, int, Scales& s) {
+  static MINFER_INLINE void scales(const uint8_t* p, Scales& s) {
     const float d = one_half(p + 80), low = -one_half(p + 82);
     const U8x16 packed = load<U8x16>(p);
     const U8x16 sc = packed & 15, mn = packed >> 4;
@@ -131,7 +146,7 @@ struct Codec<Type::Q2_K> : Super<84, 16, 15> {
 
 template <>
 struct Codec<Type::Q3_K> : Super<110, 16, 15> {
-  static MINFER_INLINE void scales(const uint8_t* p, int, Scales& s) {
+  static MINFER_INLINE void scales(const uint8_t* p, Scales& s) {
     const float d = one_half(p + 108);
     const uint32_t a = load_u32(p + 96), b = load_u32(p + 100), c = load_u32(p + 104);
     const auto join = [](uint32_t low, uint32_t high) { return (low & 0x0f0f0f0f) | (high & 0x03030303) << 4; };
@@ -155,7 +170,7 @@ MINFER_INLINE void k_scales(const uint8_t* p, Scales& s) {
 
 template <>
 struct Codec<Type::Q4_K> : Super<144, 32, 15> {
-  static MINFER_INLINE void scales(const uint8_t* p, int, Scales& s) { k_scales(p, s); }
+  static MINFER_INLINE void scales(const uint8_t* p, Scales& s) { k_scales(p, s); }
   static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) {
     const U8x32 pair = load<U8x32>(p + 16 + 32 * (j / 2));
     return j % 2 ? pair >> 4 : pair & 15;
@@ -164,7 +179,7 @@ struct Codec<Type::Q4_K> : Super<144, 32, 15> {
 
 template <>
 struct Codec<Type::Q5_K> : Super<176, 32, 31> {
-  static MINFER_INLINE void scales(const uint8_t* p, int, Scales& s) { k_scales(p, s); }
+  static MINFER_INLINE void scales(const uint8_t* p, Scales& s) { k_scales(p, s); }
   static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) {
     const U8x32 pair = load<U8x32>(p + 48 + 32 * (j / 2));
     return (j % 2 ? pair >> 4 : pair & 15) | ((load<U8x32>(p + 16) >> static_cast<uint8_t>(j)) & 1) << 4;
@@ -173,7 +188,7 @@ struct Codec<Type::Q5_K> : Super<176, 32, 31> {
 
 template <>
 struct Codec<Type::Q6_K> : Super<210, 16, 63> {
-  static MINFER_INLINE void scales(const uint8_t* p, int, Scales& s) {
+  static MINFER_INLINE void scales(const uint8_t* p, Scales& s) {
     const float d = one_half(p + 208);
     for (int i = 0; i < 2; ++i) s.d[i] = int8x8(p + 192 + 8 * i) * d, s.m[i] = s.d[i] * -32.0f;
   }
@@ -187,15 +202,27 @@ struct Codec<Type::Q6_K> : Super<210, 16, 63> {
 
 template <>
 struct Codec<Type::IQ4_XS> : Super<136, 32, -1> {
-  static MINFER_INLINE void scales(const uint8_t* p, int, Scales& s) {
+  static MINFER_INLINE void scales(const uint8_t* p, Scales& s) {
     const uint32_t high = load_u16(p + 2);
     uint8_t sc[8];
     for (int i = 0; i < 8; ++i)
       sc[i] = static_cast<uint8_t>((p[4 + i / 2] >> 4 * (i % 2) & 15) | (high >> 2 * i & 3) << 4);
     s.d[0] = (uint8x8(sc) - 32.0f) * one_half(p), s.m[0] = s.d[0] * static_cast<float>(-kSignedOffset);
   }
-  static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) { return level_codes(nibbles(p + 8 + 16 * j)); }
+  static MINFER_INLINE U8x32 codes(const uint8_t* p, int j) { return Levels::code(nibbles(p + 8 + 16 * j)); }
 };
+
+// The scales of a chunk, and the codes of its block j.
+template <class C>
+MINFER_INLINE void chunk_scales(const uint8_t* p, Scales& s) {
+  if constexpr (C::kSmall) C::scales(p, p + 4 * C::kBlockBytes, s);
+  else C::scales(p, s);
+}
+template <class C>
+MINFER_INLINE U8x32 chunk_codes(const uint8_t* p, int j) {
+  if constexpr (C::kSmall) return C::codes(p + j * C::kBlockBytes);
+  else return C::codes(p, j);
+}
 
 // Calls `f` with the codec of a block format.
 template <class F>

@@ -9,17 +9,17 @@ namespace minfer::MINFER_ISA {
 MINFER_INLINE VF vexp(VF x) {
   const VF clamped = x < -87.3f ? splat<VF>(-87.3f) : x > 88.72f ? splat<VF>(88.72f) : x;
   // x = n ln 2 + r; adding 1.5 * 2^23 rounds to an integer. ln 2 in two parts, the first exact in few bits.
-  const VF shifted = clamped * 1.44269504f + 12582912.0f;
+  const VF shifted = fma(clamped, splat<VF>(1.44269504f), splat<VF>(12582912.0f));
   const VF n = shifted - 12582912.0f;
-  const VF r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  const VF r = fma(n, splat<VF>(2.12194440e-4f), fma(n, splat<VF>(-0.693359375f), clamped));
   // Taylor's coefficients, the last ones bent to the interval.
   VF p = splat<VF>(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  p = fma(p, r, splat<VF>(1.3981999507e-3f));
+  p = fma(p, r, splat<VF>(8.3334519073e-3f));
+  p = fma(p, r, splat<VF>(4.1665795894e-2f));
+  p = fma(p, r, splat<VF>(1.6666665459e-1f));
+  p = fma(p, r, splat<VF>(5.0000001201e-1f));
+  p = fma(p, r * r, r) + 1.0f;
   // Times 2^n in two steps: n may be 128.
   const VI whole = bits<VI>(shifted) - 0x4b400000, half = whole >> 1;
   const VF first = bits<VF>((half + 127) << 23), second = bits<VF>((whole - half + 127) << 23);
