@@ -46,11 +46,10 @@ class Minfer:
         self.engine.cells.tokens = [1] * depth  # the rows' contents do not matter to the time
 
     def step(self, token: int) -> int:
-        logits = self.engine.prefill([token])
-        return int(logits.argmax())
+        return int(self.engine.prefill_best([token], 1).ids[0])
 
     def prefill(self, tokens: list[int]) -> int:
-        return int(self.engine.prefill(tokens).argmax())
+        return int(self.engine.prefill_best(tokens, 1).ids[0])
 
     def batch(self, n_seq: int, step: int) -> None:
         import numpy as np
@@ -61,7 +60,7 @@ class Minfer:
         position = np.full(n_seq, PAST + step, np.int32)
         window = np.stack([base, base + position + 1], axis=1).astype(np.int32).reshape(-1)
         rows = Rows(position, base + position, window, 2)
-        self.engine.forward(list(range(100, 100 + n_seq)), rows, n_outputs=n_seq).argmax(axis=1)
+        self.engine.forward_best(list(range(100, 100 + n_seq)), rows, n_seq, 1)
 
 
 class LlamaCpp:
@@ -80,14 +79,20 @@ class LlamaCpp:
         self.ctx = c.llama_init_from_model(self.model, params)
         self.memory = c.llama_get_memory(self.ctx)
         self.n_vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
-        self.past = self.batched = 0
+        self.past = self.batched = self.filled = 0
         self.one = c.llama_batch_init(512, 0, n_seq)
 
     def fill(self, depth: int) -> None:
-        self.c.llama_memory_seq_rm(self.memory, -1, -1, -1)
-        self.past = self.batched = 0
+        if self.batched or self.filled < depth:
+            self.c.llama_memory_seq_rm(self.memory, -1, -1, -1)
+            self.past = self.batched = self.filled = 0
+        else:  # the rows are there from a round before
+            self.c.llama_memory_seq_rm(self.memory, 0, depth, -1)
+            self.past = depth
+            return
         while self.past < depth:
             self._decode([(1, self.past + i, 0) for i in range(min(512, depth - self.past))])
+        self.filled = depth
 
     def _decode(self, tokens: list[tuple[int, int, int]], every: bool = False) -> None:
         batch = self.one

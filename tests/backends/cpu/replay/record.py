@@ -18,10 +18,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from native import FLOATS, bound_kind, product
+from native import FLOATS, product
 
 from minfer import cases
-from minfer.backends.cpu import BOUNDS, CpuBackend, lower
+from minfer.backends.cpu import CpuBackend, lower
 from minfer.backends.reference import ReferenceBackend
 from minfer.graph import ir
 from minfer.quants import KV_FORMATS
@@ -101,7 +101,7 @@ def _text(x: str) -> bytes:
     return struct.pack("<q", len(x)) + x.encode()
 
 
-def expected(case: Case) -> tuple[list[np.ndarray[Any, Any]], float]:
+def expected(case: Case, backend: CpuBackend) -> tuple[list[np.ndarray[Any, Any]], float]:
     """What the case gives, and how far from it (times the root mean square) a result may be."""
     if isinstance(case.op, ir.MatMul) and case.op.weight.type not in FLOATS:
         want = product(case.data()["x0"], case.op.weight, case.weights()[case.op.weight.name])
@@ -112,7 +112,7 @@ def expected(case: Case) -> tuple[list[np.ndarray[Any, Any]], float]:
     found = cases.run(case, ReferenceBackend(case.kv_format))
     if isinstance(case.op, ir.TopK):
         found = [np.concatenate(found, axis=-1, dtype=np.float32, casting="unsafe")]
-    return found, BOUNDS[bound_kind(case)]
+    return found, backend.bound(case.graph("cpu").nodes[-1], case.kind, cases.BOUNDS[case.kind])
 
 
 class _Tap(CpuBackend):
@@ -158,7 +158,7 @@ def record(case: Case) -> bytes:
     body = struct.pack("<q", len(calls))
     for name, args in calls:
         body += _text(name) + struct.pack("<q", len(args)) + b"".join(map(writer.value, args))
-    want, bound = expected(case)
+    want, bound = expected(case, backend)
     checks = struct.pack("<q", len(want))
     for array, buffer in zip(want, backend.outputs, strict=True):
         rows = array.astype(np.float32).reshape(-1, array.shape[-1])
