@@ -121,10 +121,8 @@ template <>
 struct Codec<Type::MXFP4> : Nibbles<17, 31, 1, 0, ShiftedE2M1> {
   static MINFER_INLINE void scales(const uint8_t* p, const uint8_t* q, Scales& s) {
     uint32_t d[8];  // 2^(e - 128): the two smallest are subnormal
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t e = (i < 4 ? p : q)[17 * (i % 4)];
-      d[i] = e < 2 ? 0x200000u << e : (e - 1) << 23;
-    }
+    const auto scale = [](uint32_t e) { return e < 2 ? 0x200000u << e : (e - 1) << 23; };
+    for (int i = 0; i < 4; ++i) d[i] = scale(p[17 * i]), d[4 + i] = scale(q[17 * i]);
     s.d[0] = load<F8>(d), s.m[0] = s.d[0] * -12.0f;
   }
 };
