@@ -29,6 +29,13 @@ from minfer.sources import cache
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FAKE = [sys.executable, str(HERE / "fake_minfer.py")]
+
+
+def interruptible() -> None:
+    """As a shell at a terminal starts a program; the tests themselves may run where Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 HANG = 60  # seconds after which a test gives up; nothing is measured against it
 
 
@@ -261,6 +268,7 @@ def test_ctrl_c_ends_run(environment, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**environment, "FAKE_ANSWER": "endless"},
+        preexec_fn=interruptible,
     )
     assert child.stdout.read(8) == b"on and o"
     child.send_signal(signal.SIGINT)
@@ -366,6 +374,7 @@ class Terminal:
             stderr=side,
             env={**environment, "FAKE_TERMINAL": "1"},
             start_new_session=True,
+            preexec_fn=interruptible,
         )
         os.close(side)
         self.seen = ""

@@ -175,7 +175,8 @@ def test_times_are_those_of_the_devices_clock(machine: FakeCuda) -> None:
 
 
 def test_a_missing_binding_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda", None)
+    for name in ("cuda", "cuda.bindings"):  # one may be loaded already
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnsupportedError, match=r"needs NVIDIA's Python binding .*pip install 'minfer\[cuda\]'"):
         open_backend("cuda", "f32")
 

@@ -121,7 +121,7 @@ def test_nothing_of_the_user_is_in_it(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("MINFER_CACHE", str(home / "models"))
     monkeypatch.setenv("MINFER_KERNELS", "gemm:off")
 
-    def broken(kv_format: str) -> Any:
+    def broken(*given: object) -> Any:
         raise OSError(f"no such file: {home / 'lib.so'}")
 
     monkeypatch.setitem(backends.DEVICES, "reference", broken)

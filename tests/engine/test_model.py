@@ -75,7 +75,7 @@ def test_greedy_generation_is_the_arg_max_a_token(model: minfer.Model) -> None:
 def test_only_the_best_logits_leave_the_device_where_they_are_enough(model: minfer.Model) -> None:
     shapes = []
     value = model.engine._value
-    model.engine._value = lambda plan, node: shapes.append(node.shape) or value(plan, node)
+    model.engine._value = lambda plan, node, *keep: shapes.append(node.shape) or value(plan, node, *keep)
     model.generate("hello", n_predict=2, sampling=GREEDY).read()
     model.generate("hello", n_predict=2, sampling=minfer.Sampling(seed=1)).read()
     model.generate("hello", n_predict=2, sampling=minfer.Sampling(seed=1, top_k=0)).read()

@@ -103,10 +103,8 @@ def _matmul_cases() -> Iterator[Case]:
 
 
 def _wide_cases() -> Iterator[Case]:
-    """One token: row lengths and numbers of rows at which simdgroups share them in another way, or no more; and more
-    rows than a GPU runs at a time."""
-    shapes = ((1024, 37), (1056, 37), (32, 2047), (32, 2048), (32, 8191), (32, 8192), (32, 40_000))
-    for n_in, n_out in shapes:
+    """One token: row lengths at which other numbers of simdgroups share a row; more rows than a GPU runs at a time."""
+    for n_in, n_out in (*((n, 37) for n in (1024, 1056, 4096, 4128, 8192, 8224)), (32, 40_000)):
         op = ir.MatMul(_w("w.weight", "Q4_0", n_in, n_out))
         yield Case(f"matmul/wide/{n_in}x{n_out}", op, (Value((n_in, 1)),), "matmul")
 
@@ -164,7 +162,8 @@ def _attn_cases() -> Iterator[Case]:
     # where they split them no further.
     for length in (1, 2, 31, 32, 33, 63, 64, 65, 124, 125, 200, 508, 509, 1000, 4092, 4093, 8188, 8189):
         yield causal(f"attn/decode{length}", 64, 3, 1, 1, length - 1)
-    for n in (8, 9):
+    # Queries on both sides of the numbers from which they share rows: causal ones, and those of spans.
+    for n in (8, 9, 32, 33):
         yield causal(f"attn/queries{n}", 64, 2, 1, n, 600)
         spans = tuple(v for i in range(n) for v in (20 + i, 600))
         yield windowed(f"attn/span/queries{n}", 2, spans, n, "f32", None, 600)
@@ -177,6 +176,7 @@ def _attn_cases() -> Iterator[Case]:
     for fmt in KV_FORMATS:
         yield causal(f"attn/one_row/{fmt}", 64, 2, 1, 1, 0, fmt)
         yield causal(f"attn/constant_v/{fmt}", 64, 2, 1, 1, 39_999, fmt, fill_v=0.7)
+        yield causal(f"attn/few_of_many_cells/{fmt}", 64, 2, 1, 1, 699, fmt, n_cells=4100)
         yield causal(f"attn/zero_v/{fmt}", 64, 2, 1, 2, 40, fmt, fill_v=0.0)
     for fmt in KV_FORMATS:
         for sliding in (None, 5):
@@ -187,6 +187,14 @@ def _attn_cases() -> Iterator[Case]:
             # Up to four runs a query, far apart, not in cell order, some empty.
             runs = (80, 10, 0, 3, 40, 1, 90, 2, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0, 30, 4, 0, 0, 10, 6)
             yield windowed(f"attn/map/{tag}", 8, runs, 3, fmt, sliding)
+
+    # Enough queries to share rows: of one sequence, of two far apart, some without rows.
+    for fmt in KV_FORMATS:
+        one = tuple(v for i in range(40) for v in (3, 10 + i))
+        two = tuple(v for i in range(35) for v in ((5, 6 + i) if i % 3 else (700, 650 + 2 * i)))
+        yield windowed(f"attn/spans/one/{fmt}", 2, one, 40, fmt, None)
+        yield windowed(f"attn/spans/two/{fmt}", 2, two, 35, fmt, None, 800)
+        yield windowed(f"attn/spans/sliding/{fmt}", 2, two, 35, fmt, 7, 800)
 
 
 def causal(
@@ -203,8 +211,9 @@ def causal(
     scale: float = 1.0,
     kv_scale: float = 1.0,
     fill_v: float | None = None,
+    n_cells: int | None = None,
 ) -> Case:
-    """`n` queries after `past` rows, cells equal to positions."""
+    """`n` queries after `past` rows, cells equal to positions; of `n_cells` cells, by default a few more."""
     total = past + n
     op = ir.Attn(0, n_head, n_kv_head, head_dim, scale / math.sqrt(head_dim), softcap, sliding)
     inputs = (
@@ -212,7 +221,7 @@ def causal(
         Value((n,), integers=tuple(range(past, total))),
         Value((0,), integers=()),
     )
-    kv = KvFill(n_kv_head * head_dim, total + 3, tuple(range(total)), fmt, kv_scale, fill_v)
+    kv = KvFill(n_kv_head * head_dim, n_cells or total + 3, tuple(range(total)), fmt, kv_scale, fill_v)
     return Case(name, op, inputs, "attention", kv)
 
 
@@ -233,18 +242,19 @@ def _project_cases() -> Iterator[Case]:
         for type_ in FORMATS:
             d = _rows(type_)
             gate, up = _w("gate.weight", type_, d, 37), _w("up.weight", type_, d, 37)
-            op = ir.Project((gate, up), (_gain(d), 1e-5), "swiglu")
+            op = ir.Project((gate, up), (_gain(d), 1e-5) if n <= 8 else None, "swiglu")  # a norm joins few tokens
             yield Case(f"project/swiglu/{type_}/n{n}", op, (Value((d, n)),), "matmul")
     for n in (*_TOKENS, 4, 8):
         q, k, v = _w("q.weight", "Q4_K", 256, 48), _w("k.weight", "Q4_K", 256, 16), _w("v.weight", "Q6_K", 256, 16)
         x = (Value((256, n)),)
         yield Case(f"project/qkv/n{n}", ir.Project((q, k, v)), x, "matmul")
-        yield Case(f"project/norm_qkv/n{n}", ir.Project((q, k, v), (_gain(256), 1e-6)), x, "matmul")
         yield Case(f"project/geglu/n{n}", ir.Project((k, v), None, "geglu"), x, "matmul")
         biases = (_w("q.bias", "F32", 48), _w("k.bias", "F32", 16), _w("v.bias", "F32", 16))
         yield Case(f"project/bias/n{n}", ir.Project((q, k, v), None, "bias", biases), x, "matmul")
         yield Case(f"project/add/n{n}", ir.Project((q,), None, "add"), (*x, Value((48, n), 10.0)), "matmul")
-        yield Case(f"project/norm/n{n}", ir.Project((q,), (_gain(256), 1e-6)), x, "matmul")
+        if n <= 8:
+            yield Case(f"project/norm_qkv/n{n}", ir.Project((q, k, v), (_gain(256), 1e-6)), x, "matmul")
+            yield Case(f"project/norm/n{n}", ir.Project((q,), (_gain(256), 1e-6)), x, "matmul")
 
 
 def _store_cases() -> Iterator[Case]:

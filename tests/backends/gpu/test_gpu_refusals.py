@@ -205,7 +205,7 @@ def test_a_launch_that_touches_what_it_does_not_declare_stops_the_device(monkeyp
 def test_a_launch_without_end_kills_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     source = """kernel void elementwise(constant float & a [[buffer(0)]], device const float * x [[buffer(1)]],
         device const float * y [[buffer(2)]], device volatile float * z [[buffer(3)]]) {
-        while (z[0] == 0) z[1] += 1;
+        for (;;) z[1] += 1;
     }"""
     monkeypatch.setattr(simulator, "_kernel", lambda *_: Library(source).kernel("elementwise"))
     gpu = GpuBackend(SimulatorDevice(timeout=0.3))

@@ -430,11 +430,6 @@ MSL_FN metal::vec<float, 4> bytes(uint q) {
 }
 MSL_FN int dot_bytes(uint a, uint b, int sum) { return __dp4a(int(a), int(b), sum); }
 // For kernels that ask for the tensor cores by name; the lanes' shares are those of PTX's mma.m16n8k8 for tf32.
-MSL_FN float tf32(float x) {
-    uint r;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-    return __builtin_bit_cast(float, r);
-}
 MSL_FN void mma_tf32(metal::vec<float, 4> &d, metal::vec<float, 4> a, metal::vec<float, 2> b) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
@@ -452,6 +447,10 @@ MSL_FN void wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+MSL_FN void touch(const void *p) {
+    uint unused;
+    asm volatile("ld.global.ca.u8 %0, [%1];" : "=r"(unused) : "l"(p));
 }
 MSL_FN void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 struct Id {

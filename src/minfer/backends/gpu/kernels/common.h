@@ -24,10 +24,12 @@ inline uint u32_bytes(device const uchar * p) { return uint(p[0]) | uint(p[1]) <
 // What is asked for by `prefetch` may be read sooner then.
 #ifdef MINFER_CUDA
 inline void wait_for_those_before() { msl_cuda::wait(); }
-inline void prefetch(device const uchar * p) { msl_cuda::prefetch(p); }
+inline void prefetch(device const uchar * p) { msl_cuda::prefetch(p); }  // into L2
+inline void touch(device const uchar * p) { msl_cuda::touch(p); }        // into L1
 #else
 inline void wait_for_those_before() {}
 inline void prefetch(device const uchar *) {}
+inline void touch(device const uchar *) {}
 #endif
 
 // The four bytes of a word as numbers, lowest first.

@@ -59,6 +59,9 @@ kernel void gemm_mma(constant project_args & a [[buffer(0)]], device const float
     const uint slot = tid / 2, own = min(has_glu ? row0 + 8 * (slot / 16) + slot % 8 : row0 + slot, rows - 1);
     const bool is_up = has_glu && slot / 8 % 2 == 1;
     device const float * x_row = x + ulong(min(token0 + slot, a.n_tokens - 1)) * a.n_in;
+    device const uchar * own_row = is_up || which == 1 ? (has_1 ? w1 : w0) : which == 2 && has_2 ? w2 : w0;
+    const uint own_bytes = is_up ? a.row_bytes[1] : a.row_bytes[which];
+    own_row += ulong(own) * own_bytes;
     float4 w[4], v[4];
     float4 sums[2][4];
     for (uint i = 0; i < 2; i++)
@@ -67,15 +70,16 @@ kernel void gemm_mma(constant project_args & a [[buffer(0)]], device const float
     load_inputs(x_row, 16 * (tid & 1), a.n_in, v);
     for (uint k0 = 0; k0 < a.n_in; k0 += DEPTH) {
         const uint unit = k0 / 16 + (tid & 1);
-        if (is_up) weight16(type_1, w1 + ulong(own) * a.row_bytes[1], a.n_in, unit, w);
-        else if (which == 0) weight16(type_0, w0 + ulong(own) * a.row_bytes[0], a.n_in, unit, w);
-        else if (which == 1 && has_1) weight16(type_1, w1 + ulong(own) * a.row_bytes[1], a.n_in, unit, w);
-        else if (has_2) weight16(type_2, w2 + ulong(own) * a.row_bytes[2], a.n_in, unit, w);
+        if (has_1 && (is_up || which == 1)) weight16(type_1, own_row, a.n_in, unit, w);
+        else if (has_2 && which == 2) weight16(type_2, own_row, a.n_in, unit, w);
+        else weight16(type_0, own_row, a.n_in, unit, w);
         threadgroup_barrier(mem_flags::mem_threadgroup);  // the last depth was read
         store_rounded(weights + slot * STRIDE + 16 * (tid & 1), w);
         store_rounded(inputs + slot * STRIDE + 16 * (tid & 1), v);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (k0 + DEPTH < a.n_in) load_inputs(x_row, 16 * unit + DEPTH, a.n_in, v);  // under way while this depth is multiplied
+        // Under way while this depth is multiplied: the next inputs, and the weights after the next.
+        if (k0 + DEPTH < a.n_in) load_inputs(x_row, 16 * unit + DEPTH, a.n_in, v);
+        touch(own_row + min(ulong(k0 + 2 * DEPTH) * own_bytes / a.n_in, ulong(own_bytes - 1)));
         for (uint k = 0; k < DEPTH; k += 8) {
             float4 left[2];
             for (uint i = 0; i < 2; i++) {

@@ -3,12 +3,14 @@
 #pragma once
 #include "common.h"
 
+// Round to 10 bits of fraction: Dekker's split, doi:10.1007/BF01397083. An infinity becomes NaN.
+inline float to_tf32(float x) {
+    const float big = x * 8193.0f;
+    return big - (big - x);
+}
 #ifdef MINFER_CUDA
-inline float to_tf32(float x) { return msl_cuda::tf32(x); }
 inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint) { msl_cuda::mma_tf32(d, a, b); }
 #else
-// Round to 10 bits of fraction, ties away from zero; NaN stays one.
-inline float to_tf32(float x) { return isfinite(x) ? as_type<float>((as_type<uint>(x) + 0x1000u) & 0xFFFFE000u) : x; }
 // d (16, 8) += a (16, 8) * b (8, 8), operands rounded by to_tf32. With g = lane / 4 and t = lane % 4 a lane has
 // d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); a: (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b: (t, g),
 // (t + 4, g). Reached by the whole simdgroup. https://docs.nvidia.com/cuda/parallel-thread-execution, mma.m16n8k8

@@ -7,7 +7,6 @@ constant ushort type_2 [[function_constant(2)]];
 constant uint n_segments [[function_constant(3)]];
 constant bool has_norm [[function_constant(4)]];
 constant uint epilogue [[function_constant(5)]];  // 0 none, 1 bias, 2 add, 3 swiglu, 4 geglu
-constant uint across [[function_constant(6)]];    // simdgroups that share rows: 1, 2, 4
 constant bool has_1 = n_segments > 1;
 constant bool has_2 = n_segments > 2;
 constant bool has_bias = epilogue == 1;
@@ -42,37 +41,49 @@ template <uint N> inline uint owner(uint lane) {
     return found;
 }
 
+// The codes of R rows, and with swiglu and geglu of the same rows of the second matrix. A row past the last is the last one
+// again: its sum is not used.
+inline void load_rows(ushort type, device const uchar * w, uint row_bytes, ushort up_type, device const uchar * up, uint up_bytes,
+                      uint rows, uint row0, uint n_in, uint step, uint lane, thread codes8 (&to)[2 * R]) {
+    for (uint r = 0; r < R; r++) {
+        const ulong row = min(row0 + r, rows - 1);
+        to[r] = load8(type, w + row * row_bytes, n_in, step, lane);
+        if (has_glu) to[R + r] = load8(up_type, up + row * up_bytes, n_in, step, lane);
+    }
+}
+
 // Adds to v[r] the lane's part of weight row row0 + r times the inputs that stand in threadgroup memory, `at` in the row
-// and n of them: steps part, part + across, ...; with swiglu and geglu to v[R + r] that of the second matrix. A row past
-// the last reads the last one again: its sum is not used.
+// and n of them: simdgroup `sg` has steps sg, sg + GROUPS, ...; with swiglu and geglu to v[R + r] that of the second matrix.
 inline void row_products(ushort type, device const uchar * w, uint row_bytes, ushort up_type, device const uchar * up, uint up_bytes,
                          uint rows, uint row0, threadgroup const input4 * x, threadgroup const float * block_steps, uint at, uint n,
-                         uint n_in, uint part, uint lane, thread float (&v)[2 * R]) {
-    const uint steps = (n + 255) / 256;
-    for (uint step = part; step < steps; step += across) {
-        for (uint side = 0; side < (has_glu ? 2 : 1); side++) {
+                         uint n_in, uint sg, uint lane, thread float (&v)[2 * R]) {
+    const uint steps = (n + 255) / 256, sides = has_glu ? 2 : 1;
+    codes8 next[2 * R], now[2 * R];  // the codes of the next step are under way while those of this one are multiplied
+    load_rows(type, w, row_bytes, up_type, up, up_bytes, rows, row0, n_in, sg + at / 256, lane, next);
+    for (uint step = sg; step < steps; step += GROUPS) {
+        for (uint i = 0; i < sides * R; i++) now[i] = next[i];
+        load_rows(type, w, row_bytes, up_type, up, up_bytes, rows, row0, n_in, step + GROUPS + at / 256, lane, next);
+        for (uint side = 0; side < sides; side++) {
             const ushort t = side == 0 ? type : up_type;
-            device const uchar * first = side == 0 ? w : up;
-            const uint bytes = side == 0 ? row_bytes : up_bytes, p = 256 * step + place8(t, lane), q = p + apart8(t);
+            const uint p = 256 * step + place8(t, lane), q = p + apart8(t);
             const input4 a = x[p / 4], b = x[q / 4];
             const float sa = block_steps[p / 32], sb = block_steps[q / 32];
-            for (uint r = 0; r < R; r++)
-                v[R * side + r] += dot8(t, first + ulong(min(row0 + r, rows - 1)) * bytes, n_in, step + at / 256, lane, a, b, sa, sb);
+            for (uint r = 0; r < R; r++) v[R * side + r] += dot8(t, now[R * side + r], lane, a, b, sa, sb);
         }
     }
 }
 // Asks for rows before what they are multiplied with is there.
-inline void prefetch_rows(device const uchar * w, uint row_bytes, uint rows, uint row0, uint part, uint lane) {
+inline void prefetch_rows(device const uchar * w, uint row_bytes, uint rows, uint row0, uint tid) {
     for (uint r = 0; r < R; r++)
-        for (uint i = 128 * (SIMD * part + lane); i < row_bytes; i += 128 * SIMD * across)
+        for (uint i = 128 * tid; i < row_bytes; i += 128 * SIMD * GROUPS)
             prefetch(w + ulong(min(row0 + r, rows - 1)) * row_bytes + i);
 }
 
 // y (n_out): the segments' rows in order, or act(gate) * up for a pair of rows; as `project` (project.metal), one token, and
-// no plain weights. Grid: x, as many threadgroups as the device has room for; each takes GROUPS / across times R rows of one
-// segment, then the next that no other takes. 128 threads. `across` simdgroups own R rows and add their sums in order. The
-// order of a sum depends on the row's length and `across`, which is chosen by that length. Inputs (normed, where there is a
-// norm) are made whole numbers in threadgroup memory, all at once or chunk by chunk.
+// no plain weights. Grid: x, as many threadgroups as the device has room for; each takes R rows of one segment, then the
+// next that no other takes. 128 threads. Its simdgroups share the rows and add their sums in order. Inputs (normed, where
+// there is a norm) are made whole numbers in threadgroup memory, all at once or chunk by chunk.
+[[max_total_threads_per_threadgroup(128)]]
 kernel void project_wide(constant project_args & a [[buffer(0)]], device const float * x [[buffer(1)]],
                          device const float * gain [[buffer(2), function_constant(has_norm)]], device const uchar * w0 [[buffer(3)]],
                          device const uchar * w1 [[buffer(4), function_constant(has_1)]],
@@ -89,11 +100,10 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     threadgroup float sums[2][GROUPS * 2 * R];  // in turn, so that one barrier a round is enough
     threadgroup float chains[CHAINS * SIMD];
     const uint groups_0 = (a.rows[0] + R - 1) / R, groups_1 = has_1 && !has_glu ? (a.rows[1] + R - 1) / R : 0;
-    const uint groups = groups_0 + groups_1 + (has_2 ? (a.rows[2] + R - 1) / R : 0), at_once = GROUPS / across, part = sg % across;
-    if (tg * at_once + sg / across < groups_0) {
-        const uint row0 = R * (tg * at_once + sg / across);
-        prefetch_rows(w0, a.row_bytes[0], a.rows[0], row0, part, lane);
-        if (has_glu) prefetch_rows(w1, a.row_bytes[1], a.rows[1], row0, part, lane);
+    const uint groups = groups_0 + groups_1 + (has_2 ? (a.rows[2] + R - 1) / R : 0);
+    if (tg < groups_0) {
+        prefetch_rows(w0, a.row_bytes[0], a.rows[0], R * tg, tid);
+        if (has_glu) prefetch_rows(w1, a.row_bytes[1], a.rows[1], R * tg, tid);
     }
     wait_for_those_before();
     float scale = 1.0f;
@@ -105,8 +115,7 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
         scale = norm_scale(simd_sum(s), a.n_in, a.eps);
     }
     uint turn = 0;
-    for (uint base = tg * at_once; base < groups; base += tgs * at_once) {
-        const uint group = base + sg / across;  // past the last: its sums are not used
+    for (uint group = tg; group < groups; group += tgs) {
         const uint which = has_glu || !has_1 || group < groups_0 ? 0 : !has_2 || group < groups_0 + groups_1 ? 1 : 2;
         const uint row0 = R * (group - (which > 0 ? groups_0 : 0) - (which > 1 ? groups_1 : 0));
         const uint rows = which == 0 ? a.rows[0] : which == 1 ? a.rows[1] : a.rows[2];
@@ -136,22 +145,21 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
             }
             threadgroup const input4 * own = inputs;
             threadgroup const float * steps = block_steps;
-            if (which == 0) row_products(type_0, w0, a.row_bytes[0], has_glu ? type_1 : type_0, has_glu ? w1 : w0, a.row_bytes[1], rows, row0, own, steps, at, n, a.n_in, part, lane, v);
-            else if (which == 1 && has_1) row_products(type_1, w1, a.row_bytes[1], type_1, w1, 0, rows, row0, own, steps, at, n, a.n_in, part, lane, v);
-            else if (has_2) row_products(type_2, w2, a.row_bytes[2], type_2, w2, 0, rows, row0, own, steps, at, n, a.n_in, part, lane, v);
+            if (which == 0) row_products(type_0, w0, a.row_bytes[0], has_glu ? type_1 : type_0, has_glu ? w1 : w0, a.row_bytes[1], rows, row0, own, steps, at, n, a.n_in, sg, lane, v);
+            else if (which == 1 && has_1) row_products(type_1, w1, a.row_bytes[1], type_1, w1, 0, rows, row0, own, steps, at, n, a.n_in, sg, lane, v);
+            else if (has_2) row_products(type_2, w2, a.row_bytes[2], type_2, w2, 0, rows, row0, own, steps, at, n, a.n_in, sg, lane, v);
         }
-        // One lane in 16 / R has a sum; they meet in threadgroup memory, where lane r of the first simdgroup ends row r.
+        // One lane in 16 / R has a sum; they meet in threadgroup memory, where thread r ends row r.
         const float mine = lanes_sums<2 * R>(v, lane);
         threadgroup float * meet = sums[turn & 1];
         if (lane % (16 / R) == 0) meet[2 * R * sg + owner<2 * R>(lane)] = mine;
-        if (across > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
-        else simdgroup_barrier(mem_flags::mem_threadgroup);
-        const uint row = row0 + lane;
-        if (part == 0 && lane < R && row < rows && group < groups) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const uint row = row0 + tid;
+        if (tid < R && row < rows) {
             float s = 0, u = 0;
-            for (uint i = 0; i < across; i++) {
-                s += meet[2 * R * (sg + i) + lane];
-                if (has_glu) u += meet[2 * R * (sg + i) + R + lane];
+            for (uint i = 0; i < GROUPS; i++) {
+                s += meet[2 * R * i + tid];
+                if (has_glu) u += meet[2 * R * i + R + tid];
             }
             if (has_glu) s = (epilogue == 3 ? silu(s) : gelu(s)) * u;
             if (has_bias) s += which == 0 ? b0[row] : which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;

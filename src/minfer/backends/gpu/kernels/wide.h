@@ -56,84 +56,111 @@ inline uint level_bytes(constant const float * levels, uint nibbles) {  // one c
     return as_type<uint>(char4(levels4(levels, nibbles)));
 }
 
-// The sum of a lane's eight weights of a step times their inputs a (at place8) and b (apart8 later) of blocks with steps
-// sa and sb. Past the row's end some of its last weights are read: their inputs are zero, and without a branch the loads of
-// many rows are under way together. Plain types have no codes.
-inline float dot8(ushort type, device const uchar * row, uint n, uint step, uint lane, input4 a, input4 b, float sa, float sb) {
-    const int3 zero = int3(0);
+// What a lane reads for its eight weights of a step: words of codes, and whatever scales them.
+struct codes8 {
+    uint a, b;
+    uint4 h;
+};
+
+// Past the row's end some of its last codes are read: their inputs are zero, and without a branch the loads of many rows
+// are under way together. Plain types have no codes.
+inline codes8 load8(ushort type, device const uchar * row, uint n, uint step, uint lane) {
+    codes8 c;
+    c.b = 0;
+    c.h = uint4(0);
     if (!is_super(type)) {
         const uint ib = min(8 * step + lane / 4, n / 32 - 1), j = lane & 3;
         if (type == Q8_0) {
             device const uchar * p = row + 34 * ib;
-            return half_at(p) * sa * joined(dot_parts(u32_at(p + 2 + 8 * j), a, dot_parts(u32_at(p + 6 + 8 * j), b, zero)));
-        }
-        if (type == Q4_0 || type == Q4_1) {
-            device const uchar * p = row + (type == Q4_0 ? 18 : 20) * ib;
-            const uint q = type == Q4_0 ? u32_at(p + 2 + 4 * j) : u32_aligned(p + 4 + 4 * j);
-            const float d = half_at(p), m = type == Q4_0 ? -8.0f * d : half_at(p + 2);
-            const int3 sum = dot_parts(q & 0x0F0F0F0Fu, a, dot_parts(q >> 4 & 0x0F0F0F0Fu, b, zero));
-            return d * sa * joined(sum) + m * (a.sum + b.sum);
-        }
-        if (type == Q5_0 || type == Q5_1) {
+            c.a = u32_at(p + 2 + 8 * j), c.b = u32_at(p + 6 + 8 * j), c.h.x = u16_at(p);
+        } else if (type == Q4_0 || type == IQ4_NL) {
+            device const uchar * p = row + 18 * ib;
+            c.a = u32_at(p + 2 + 4 * j), c.h.x = u16_at(p);
+        } else if (type == Q4_1) {
+            device const uchar * p = row + 20 * ib;
+            c.a = u32_aligned(p + 4 + 4 * j), c.h.x = u32_aligned(p);
+        } else if (type == Q5_0 || type == Q5_1) {
             device const uchar * p = row + (type == Q5_0 ? 22 : 24) * ib, * at = p + (type == Q5_0 ? 2 : 4);
-            const float d = half_at(p), m = type == Q5_0 ? -16.0f * d : half_at(p + 2);
-            const uint h = u32_at(at), q = u32_at(at + 4 + 4 * j);
-            const uint low = (q & 0x0F0F0F0Fu) | fifth_bits(h, 4 * j), high = (q >> 4 & 0x0F0F0F0Fu) | fifth_bits(h, 4 * j + 16);
-            return d * sa * joined(dot_parts(low, a, dot_parts(high, b, zero))) + m * (a.sum + b.sum);
+            c.a = u32_at(at + 4 + 4 * j), c.b = u32_at(at), c.h.x = type == Q5_0 ? u16_at(p) : u32_at(p);
+        } else {  // MXFP4
+            device const uchar * p = row + 17 * ib;
+            c.a = u32_bytes(p + 1 + 4 * j), c.h.x = p[0];
         }
-        const bool nl = type == IQ4_NL;  // else MXFP4
-        device const uchar * p = row + (nl ? 18 : 17) * ib;
-        const uint q = nl ? u32_at(p + 2 + 4 * j) : u32_bytes(p + 1 + 4 * j);
-        constant const float * levels = nl ? IQ4_LEVELS : MXFP4_LEVELS;
-        const int3 sum = dot_parts(level_bytes(levels, q), a, dot_parts(level_bytes(levels, q >> 4), b, zero));
-        return (nl ? half_at(p) : mxfp4_scale(p[0])) * sa * joined(sum);
+        return c;
     }
     step = min(step, n / 256 - 1);
     const uint g = lane / 8, j = lane & 7, half_ = g / 2, odd = g & 1;
     if (type == Q4_K || type == Q5_K) {
         device const uchar * p = row + (type == Q4_K ? 144 : 176) * step;
-        const uint4 h = *(device const uint4 *)p;
-        const half2 dm = as_type<half2>(h.x);
-        const uint q = u32_aligned(p + (type == Q4_K ? 16 : 48) + 4 * lane);
-        uint low = q & 0x0F0F0F0Fu, high = q >> 4 & 0x0F0F0F0Fu;
-        if (type == Q5_K) {
-            const uint bits = u32_aligned(p + 16 + 4 * j);
-            low |= (bits >> (2 * g) & 0x01010101u) << 4;
-            high |= (bits >> (2 * g + 1) & 0x01010101u) << 4;
+        c.h = *(device const uint4 *)p;
+        c.a = u32_aligned(p + (type == Q4_K ? 16 : 48) + 4 * lane);
+        if (type == Q5_K) c.b = u32_aligned(p + 16 + 4 * j);
+    } else if (type == Q6_K) {
+        device const uchar * p = row + 210 * step, * scales = p + 192 + 8 * half_ + 2 * odd + j / 4;
+        c.a = u32_at(p + 4 * lane), c.b = u32_at(p + 128 + 32 * half_ + 4 * j), c.h = uint4(u16_at(p + 208), scales[0], scales[4], 0);
+    } else if (type == Q2_K) {
+        device const uchar * p = row + 84 * step, * scales = p + 8 * half_ + 4 * odd + j / 4;
+        c.a = u32_aligned(p + 16 + 32 * half_ + 4 * j), c.h = uint4(u32_aligned(p + 80), scales[0], scales[2], 0);
+    } else if (type == Q3_K) {
+        device const uchar * p = row + 110 * step;
+        c.a = u32_at(p + 32 + 32 * half_ + 4 * j), c.b = u32_at(p + 4 * j);
+        c.h = uint4(u32_at(p + 96), u32_at(p + 100), u32_at(p + 104), u16_at(p + 108));
+    } else {  // IQ4_XS
+        device const uchar * p = row + 136 * step;
+        c.a = u32_aligned(p + 8 + 4 * lane), c.h.x = u32_aligned(p), c.h.y = u32_aligned(p + 4);
+    }
+    return c;
+}
+
+// The sum of the eight weights times their inputs a (at place8) and b (apart8 later) of blocks with steps sa and sb.
+inline float dot8(ushort type, codes8 c, uint lane, input4 a, input4 b, float sa, float sb) {
+    const int3 zero = int3(0);
+    const half2 dm = as_type<half2>(c.h.x);
+    const float d = float(dm.x);
+    const uint low = c.a & 0x0F0F0F0Fu, high = c.a >> 4 & 0x0F0F0F0Fu;
+    if (!is_super(type)) {
+        const uint j = lane & 3;
+        if (type == Q8_0) return d * sa * joined(dot_parts(c.a, a, dot_parts(c.b, b, zero)));
+        if (type == IQ4_NL || type == MXFP4) {
+            constant const float * levels = type == IQ4_NL ? IQ4_LEVELS : MXFP4_LEVELS;
+            const int3 sum = dot_parts(level_bytes(levels, c.a), a, dot_parts(level_bytes(levels, c.a >> 4), b, zero));
+            return (type == IQ4_NL ? d : mxfp4_scale(uchar(c.h.x))) * sa * joined(sum);
         }
+        const bool fifth = type == Q5_0 || type == Q5_1;
+        const uint more_low = fifth ? fifth_bits(c.b, 4 * j) : 0, more_high = fifth ? fifth_bits(c.b, 4 * j + 16) : 0;
+        const float m = type == Q4_0 ? -8.0f * d : type == Q5_0 ? -16.0f * d : float(dm.y);
+        return d * sa * joined(dot_parts(low | more_low, a, dot_parts(high | more_high, b, zero))) + m * (a.sum + b.sum);
+    }
+    const uint g = lane / 8, j = lane & 7, half_ = g / 2, odd = g & 1;
+    if (type == Q4_K || type == Q5_K) {
+        const uint more_low = (c.b >> (2 * g) & 0x01010101u) << 4, more_high = (c.b >> (2 * g + 1) & 0x01010101u) << 4;
         // The 6-bit scales and minima of sub-blocks 2 g and 2 g + 1, two bytes each; as scale_min6 (weights.h).
-        const uint s = h.y >> (16 * odd), m = h.z >> (16 * odd), more = h.w >> (16 * odd);
+        const uint s = c.h.y >> (16 * odd), m = c.h.z >> (16 * odd), more = c.h.w >> (16 * odd);
         const uint scales = half_ ? (more & 0x0F0Fu) | (s >> 2 & 0x3030u) : s & 0x3F3Fu;
         const uint minima = half_ ? (more >> 4 & 0x0F0Fu) | (m >> 2 & 0x3030u) : m & 0x3F3Fu;
-        const float x = float(scales & 255) * sa * joined(dot_parts(low, a, zero)) + float(scales >> 8) * sb * joined(dot_parts(high, b, zero));
-        return float(dm.x) * x - float(dm.y) * (float(minima & 255) * a.sum + float(minima >> 8) * b.sum);
+        const float x = joined(dot_parts(low | more_low, a, zero)), y = joined(dot_parts(high | more_high, b, zero));
+        return d * (float(scales & 255) * sa * x + float(scales >> 8) * sb * y) -
+               float(dm.y) * (float(minima & 255) * a.sum + float(minima >> 8) * b.sum);
     }
     if (type == Q6_K) {
-        device const uchar * p = row + 210 * step;
-        const uint ql = u32_at(p + 4 * lane), qh = u32_at(p + 128 + 32 * half_ + 4 * j) >> (2 * odd), s = 8 * half_ + 2 * odd + j / 4;
-        const uint low = (ql & 0x0F0F0F0Fu) | (qh & 0x03030303u) << 4, high = (ql >> 4 & 0x0F0F0F0Fu) | (qh & 0x30303030u);
-        const float x = sa * joined(dot_parts(low, a, zero)) - 32.0f * a.sum, y = sb * joined(dot_parts(high, b, zero)) - 32.0f * b.sum;
-        return half_at(p + 208) * (float(as_type<char>(p[192 + s])) * x + float(as_type<char>(p[192 + s + 4])) * y);
+        const uint more = c.b >> (2 * odd);
+        const float x = sa * joined(dot_parts(low | (more & 0x03030303u) << 4, a, zero)) - 32.0f * a.sum;
+        const float y = sb * joined(dot_parts(high | (more & 0x30303030u), b, zero)) - 32.0f * b.sum;
+        return d * (float(as_type<char>(uchar(c.h.y))) * x + float(as_type<char>(uchar(c.h.z))) * y);
     }
     if (type == Q2_K) {
-        device const uchar * p = row + 84 * step;
-        const half2 dm = as_type<half2>(u32_aligned(p + 80));
-        const uint q = u32_aligned(p + 16 + 32 * half_ + 4 * j) >> (4 * odd), s = 8 * half_ + 4 * odd + j / 4;
-        const uint m = p[s], o = p[s + 2];
-        const float x = float(m & 15) * sa * joined(dot_parts(q & 0x03030303u, a, zero));
-        const float y = float(o & 15) * sb * joined(dot_parts(q >> 2 & 0x03030303u, b, zero));
-        return float(dm.x) * (x + y) - float(dm.y) * (float(m >> 4) * a.sum + float(o >> 4) * b.sum);
+        const uint q = c.a >> (4 * odd);
+        const float x = float(c.h.y & 15) * sa * joined(dot_parts(q & 0x03030303u, a, zero));
+        const float y = float(c.h.z & 15) * sb * joined(dot_parts(q >> 2 & 0x03030303u, b, zero));
+        return d * (x + y) - float(dm.y) * (float(c.h.y >> 4) * a.sum + float(c.h.z >> 4) * b.sum);
     }
     if (type == Q3_K) {
-        device const uchar * p = row + 110 * step;
-        const uint3 h = uint3(u32_at(p + 96), u32_at(p + 100), u32_at(p + 104));
-        const uint q = u32_at(p + 32 + 32 * half_ + 4 * j) >> (4 * odd), k = 4 * half_ + 2 * odd, mask = u32_at(p + 4 * j) >> k;
-        const uint low = (q & 0x03030303u) | (mask & 0x01010101u) << 2, high = (q >> 2 & 0x03030303u) | (mask >> 1 & 0x01010101u) << 2;
-        const float x = sa * joined(dot_parts(low, a, zero)) - 4.0f * a.sum, y = sb * joined(dot_parts(high, b, zero)) - 4.0f * b.sum;
-        return half_at(p + 108) * (scale_q3(h, 2 * k + j / 4) * x + scale_q3(h, 2 * k + 2 + j / 4) * y);
+        const uint q = c.a >> (4 * odd), k = 4 * half_ + 2 * odd, mask = c.b >> k;
+        const float x = sa * joined(dot_parts((q & 0x03030303u) | (mask & 0x01010101u) << 2, a, zero)) - 4.0f * a.sum;
+        const float y = sb * joined(dot_parts((q >> 2 & 0x03030303u) | (mask >> 1 & 0x01010101u) << 2, b, zero)) - 4.0f * b.sum;
+        const float scale = float(as_type<half2>(c.h.w).x);
+        return scale * (scale_q3(c.h.xyz, 2 * k + j / 4) * x + scale_q3(c.h.xyz, 2 * k + 2 + j / 4) * y);
     }
-    device const uchar * p = row + 136 * step;  // IQ4_XS
-    const uint h = u32_aligned(p), q = u32_aligned(p + 8 + 4 * lane);
-    const float d = float(as_type<half2>(h).x) * scale_iq4_xs(u32_aligned(p + 4), h >> 16, lane / 4);
-    return d * sa * joined(dot_parts(level_bytes(IQ4_LEVELS, q), a, dot_parts(level_bytes(IQ4_LEVELS, q >> 4), b, zero)));
+    const int3 sum = dot_parts(level_bytes(IQ4_LEVELS, c.a), a, dot_parts(level_bytes(IQ4_LEVELS, c.a >> 4), b, zero));
+    return d * scale_iq4_xs(c.h.y, c.h.x >> 16, lane / 4) * sa * joined(sum);  // IQ4_XS
 }

@@ -74,11 +74,6 @@ def product(profile: Profile, n_tokens: int, *, coded: bool = True) -> Choice:
     raise AssertionError("the last row serves everything")
 
 
-def wide(n_in: int) -> int:
-    """Simdgroups of `project_wide` that share rows of this length, as measured on an H200."""
-    return 2 if n_in <= 1024 else 1 if n_in <= 4096 else 2 if n_in <= 8192 else 4
-
-
 def head_group(group: int) -> int:
     """Query heads a threadgroup, for `group` query heads a KV head."""
     return next((g for g in HEAD_GROUPS if group <= g), HEAD_GROUPS[-1])
@@ -94,6 +89,12 @@ def splits(profile: Profile, n_queries: int, n_cells: int) -> int:
 def wide_attention(profile: Profile, n_queries: int) -> bool:
     """Whether attention over split rows takes four simdgroups a threadgroup."""
     return n_queries <= SPLIT_MAX_QUERIES and "wide" in profile.extra and "wide" not in profile.off
+
+
+def left_out(profile: Profile) -> frozenset[str]:
+    """Families of kernels that a device never launches: those of the tiers that it does not ask for."""
+    products = {choice.kernel for choice in PRODUCTS if choice.tier in EXTRA and choice.tier not in profile.extra}
+    return frozenset(products if "wide" in profile.extra else {*products, "attention_wide"})
 
 
 def tiled(profile: Profile, n_queries: int, window: int) -> bool:

@@ -21,7 +21,7 @@ SIMDGROUPS = 4
 EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
 #: Threadgroups of `project_wide` a core of the GPU; each goes on to further rows.
-WIDE_RESIDENT = 6
+WIDE_RESIDENT = 8
 
 
 def matmul(c: Context, node: Node, op: ir.MatMul) -> list[Launch]:
@@ -64,10 +64,9 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
         tiles = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
         grid, threads = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS
     elif choice.tier == "wide":
-        across = choose.wide(n_in)
-        constants |= {"has_norm": op.norm is not None, "across": across}
+        constants["has_norm"] = op.norm is not None
         groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
-        grid = (min(ceil_div(groups * across, SIMDGROUPS), WIDE_RESIDENT * c.profile.cores), 1, 1)
+        grid = (min(groups, WIDE_RESIDENT * c.profile.cores), 1, 1)
         threads = 32 * SIMDGROUPS
     else:
         constants["has_norm"] = op.norm is not None
