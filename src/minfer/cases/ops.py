@@ -103,8 +103,8 @@ def _matmul_cases() -> Iterator[Case]:
 
 
 def _wide_cases() -> Iterator[Case]:
-    """One token: row lengths at which other numbers of simdgroups share a row; more rows than a GPU runs at a time."""
-    for n_in, n_out in (*((n, 37) for n in (1024, 1056, 4096, 4128, 8192, 8224)), (32, 40_000)):
+    """One token: rows of as many inputs as a kernel takes at a time, and more; more rows than a GPU runs at a time."""
+    for n_in, n_out in (*((n, 37) for n in (1024, 1056, 5120, 5152, 10240, 10272)), (32, 40_000)):
         op = ir.MatMul(_w("w.weight", "Q4_0", n_in, n_out))
         yield Case(f"matmul/wide/{n_in}x{n_out}", op, (Value((n_in, 1)),), "matmul")
 

@@ -12,7 +12,7 @@ import pytest
 
 from minfer import cases
 from minfer.backends.gpu.devices import simulator
-from minfer.backends.gpu.kernels import FAMILIES
+from minfer.backends.gpu.kernels import FAMILIES, source
 from minfer.backends.gpu.lower import choose
 from minfer.backends.reference import ReferenceBackend
 from minfer.graph import ir
@@ -171,9 +171,8 @@ def test_cases_stand_on_both_sides_of_every_threshold() -> None:
                 assert max(queries[layout][n]) >= 2 * profile.split_rows, f"{n} queries over rows that are split"
     ones = [case.op for case in CASES if case.inputs[0].shape[-1] == 1]
     rows = {op.weight.shape[0] for op in ones if isinstance(op, ir.MatMul)}
-    edges = [n for n in range(32, 16384, 32) if choose.wide(n) != choose.wide(n + 32)]
-    assert edges
-    assert {n for edge in edges for n in (edge, edge + 32)} <= rows
+    chunk = int(source("project_wide").partition("#define CHUNK ")[2].split()[0])  # inputs that it takes at a time
+    assert {chunk, chunk + 32, 2 * chunk, 2 * chunk + 32} <= rows
 
 
 def test_the_list_runs_every_kernel() -> None:
