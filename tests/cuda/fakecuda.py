@@ -139,19 +139,17 @@ class FakeCuda:
 
     # --- the binding ---------------------------------------------------------------------------------------------
 
-    def binding(self) -> types.ModuleType:
-        module = types.ModuleType("driver")
-        module.CUresult = Result  # type: ignore[attr-defined]
-        module.CUdevice_attribute = enum.Enum("CUdevice_attribute", list(self.attributes))  # type: ignore[attr-defined]
-        module.CUstream_flags = enum.IntEnum("CUstream_flags", [("CU_STREAM_NON_BLOCKING", 1)])  # type: ignore[attr-defined]
+    def binding(self) -> types.SimpleNamespace:
         kinds = [("CU_GRAPH_DEPENDENCY_TYPE_DEFAULT", 0), ("CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC", 1)]
-        module.CUgraphDependencyType = enum.IntEnum("CUgraphDependencyType", kinds)  # type: ignore[attr-defined]
-        module.CUgraphEdgeData = types.SimpleNamespace  # type: ignore[attr-defined]
-        module.CUDA_KERNEL_NODE_PARAMS = types.SimpleNamespace  # type: ignore[attr-defined]
-        for name in dir(self):
-            if name.startswith("cu"):
-                setattr(module, name, self._called(name))
-        return module
+        return types.SimpleNamespace(
+            CUresult=Result,
+            CUdevice_attribute=enum.Enum("CUdevice_attribute", list(self.attributes)),
+            CUstream_flags=enum.IntEnum("CUstream_flags", [("CU_STREAM_NON_BLOCKING", 1)]),
+            CUgraphDependencyType=enum.IntEnum("CUgraphDependencyType", kinds),
+            CUgraphEdgeData=types.SimpleNamespace,
+            CUDA_KERNEL_NODE_PARAMS=types.SimpleNamespace,
+            **{name: self._called(name) for name in dir(self) if name.startswith("cu")},
+        )
 
     def _called(self, name: str) -> Any:
         function = getattr(self, name)
@@ -341,10 +339,8 @@ def install(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
     from minfer.backends.gpu.devices import cuda
 
     driver = machine.binding()
-    bindings = types.ModuleType("cuda.bindings")
-    bindings.driver = driver  # type: ignore[attr-defined]
-    package = types.ModuleType("cuda")
-    package.bindings = bindings  # type: ignore[attr-defined]
+    bindings = types.SimpleNamespace(driver=driver)
+    package = types.SimpleNamespace(bindings=bindings)
     for name, module in (("cuda", package), ("cuda.bindings", bindings), ("cuda.bindings.driver", driver)):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))

@@ -86,6 +86,7 @@ class Backend(ABC):
     """
 
     name: str
+    regions: dict[int, KvRegion]
     profile: Profile | None = None  # where host time goes, if anyone asks
     runs_ahead: bool = False  # a program's `run` returns before the device is done
     caveat: str = ""  # what a speed measured here does not say
@@ -130,9 +131,13 @@ class Backend(ABC):
         """Bytes that `plan`, and steps of fewer tokens, take beyond values, weights and KV rows of `n_cells`."""
         return 0
 
-    @abstractmethod
     def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
         """Reserve the KV rows of a layer."""
+        row_bytes = kv_format.row_bytes(n_values)
+        k, v = (self.allocate(n_cells * row_bytes, f"{side} rows of layer {layer}") for side in "KV")
+        region = KvRegion(layer, n_cells, n_values, row_bytes, k, v)
+        self.regions[layer] = region
+        return region
 
     @abstractmethod
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Any]) -> Program:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from minfer.graph.ir import Node, Weight
-    from minfer.quants import KvFormat
 
 
 class HostBackend(Backend):
@@ -65,13 +64,6 @@ class HostBackend(Backend):
         if self._tensors is None:
             raise RequestError(f"{weight.name}: this backend has no weights loaded")
         return self._tensors.data(weight.name)
-
-    def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
-        row_bytes = kv_format.row_bytes(n_values)
-        k, v = (self.allocate(n_cells * row_bytes, f"{side} rows of layer {layer}") for side in "KV")
-        region = KvRegion(layer, n_cells, n_values, row_bytes, k, v)
-        self.regions[layer] = region
-        return region
 
     def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
         for region in self.regions.values():

@@ -190,7 +190,7 @@ def test_tiles_read_the_rows_of_their_queries_and_no_others(fmt: str) -> None:
     case = gpu_cases.by_name(f"attn/spans/two/{fmt}")
     gpu = gpu_cases.backend(case, check=True)
     cases.run(case, gpu)
-    (tiled,) = [(s, r) for s, r in gpu.device.reports if s.launch.kernel == "attention_tiled"]  # type: ignore[attr-defined]
+    (tiled,) = [(s, r) for s, r in gpu.device.reports if s.launch.kernel == "attention_tiled"]
     spans = np.array(case.inputs[2].integers).reshape(-1, 2)
     rows = {cell for low, high in spans for cell in range(low, high)}
     assert case.kv

@@ -70,7 +70,7 @@ def test_a_trace_is_a_program_of_its_own() -> None:
         assert np.abs(traced["simulator"][name] - value).max() < 1e-4, name
     backend = engine.backends["simulator"]
     assert isinstance(backend, GpuBackend)
-    assert backend.device.recorded == 1  # type: ignore[attr-defined]
+    assert backend.device.recorded == 1
 
 
 def test_a_profile_tells_where_host_time_goes_and_is_off_until_asked_for() -> None:

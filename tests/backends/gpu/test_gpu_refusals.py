@@ -167,7 +167,7 @@ def test_rows_move_verbatim_even_where_they_overlap(fmt: str, order: str) -> Non
         for side in (region.k, region.v):
             got = gpu.read(side, 32 * region.row_bytes).reshape(32, -1)
             assert [bytes(row) for row in got] == want[side.label]
-    launched = [step.launch for step, _ in gpu.device.reports]  # type: ignore[attr-defined]
+    launched = [step.launch for step, _ in gpu.device.reports]
     assert [launch.kernel for launch in launched] == ["move_rows"] * (4 * 7)
 
 

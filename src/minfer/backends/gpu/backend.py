@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
-    from minfer.quants import KvFormat
 
 
 #: Largest `cases.error` of a product whose operands are rounded to tf32: 11 bits, so each is off by up to 1/2048 of
@@ -128,13 +127,6 @@ class GpuBackend(Backend):
         ops = [node.op for node in plan.graph if node.device == self.name]
         each = [parts_bytes(op, n, n_splits) for op in ops if isinstance(op, ir.Attn)]
         return max(each, default=0)  # layers share it
-
-    def add_kv_region(self, layer: int, n_cells: int, n_values: int, kv_format: KvFormat) -> KvRegion:
-        row_bytes = kv_format.row_bytes(n_values)
-        k, v = (self.allocate(n_cells * row_bytes, f"{side} rows of layer {layer}") for side in "KV")
-        region = KvRegion(layer, n_cells, n_values, row_bytes, k, v)
-        self.regions[layer] = region
-        return region
 
     def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """One launch a move and side, on the device; a move may overlap itself in either direction."""

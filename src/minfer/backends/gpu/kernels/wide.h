@@ -1,5 +1,5 @@
 // Products of weight codes with inputs in whole numbers, eight values a lane at a time: a byte product adds four values in
-// one instruction where floats take sixteen. Neighbouring lanes read neighbouring words. Layouts are those of weights.h.
+// one instruction where floats take twelve. Neighbouring lanes read neighbouring words. Layouts are those of weights.h.
 #pragma once
 #include "weights.h"
 
