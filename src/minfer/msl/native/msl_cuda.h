@@ -436,6 +436,22 @@ MSL_FN void mma_tf32(metal::vec<float, 4> &d, metal::vec<float, 4> a, metal::vec
                  : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
                    "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
 }
+// The same of PTX's mma.m16n8k16 for f16, two halves a word.
+MSL_FN void mma_f16(metal::vec<float, 4> &d, metal::vec<uint, 4> a, metal::vec<uint, 2> b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+}
+MSL_FN float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+MSL_FN uint pack_half(float low, float high) {
+    uint both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
 // Programmatic dependent launch: the next kernel may be placed while this one runs (`chain`); memory that kernels before
 // wrote is touched after `wait`.
 MSL_FN void chain() {

@@ -20,6 +20,13 @@ inline void kv_load8(uint format, device const uchar * row, uint v, bool fresh, 
         b = signed4(u32_at(p + 6 + (v & 31))) * d;
     }
 }
+// Values v ... v + 3 of a row; v is a multiple of 4.
+inline float4 kv_load4(uint format, device const uchar * row, uint v) {
+    if (format == KV_F32) return load4((device const float *)row + v);
+    if (format == KV_F16) return float4(*(device const half4 *)(row + 2 * v));
+    device const uchar * p = row + 34 * (v / 32);
+    return signed4(u32_at(p + 2 + (v & 31))) * half_at(p);
+}
 
 // A simdgroup stores value v = 32 block + lane of a row of n values. In q8_0 all 32 are there (n is whole blocks):
 // d = max|x| / 127, codes x * (1 / d) half to even. Reached by the whole simdgroup.

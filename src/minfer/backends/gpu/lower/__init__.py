@@ -26,6 +26,7 @@ THREADGROUP_BYTES = {
     "gemm": 12288,
     "gemm_mma": 18432,
     "attention_tiled": 20480,
+    "attention_mma": 27424,
     "attention_g8": 9216,
     "attention_wide_g8": 10336,
     "project_wide": 22400,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Queries of one head a threadgroup of the tiled kernel.
 TILE_QUERIES = 8
+#: Rows of a threadgroup of the tensor cores' kernel: a row is a query with one of a KV head's query heads.
+MMA_ROWS = 64
 
 
 def parts_bytes(op: ir.Attn, n_queries: int, n_splits: int) -> int:
@@ -43,23 +45,27 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     rows = min(region.n_cells, op.sliding or region.n_cells)
     moved = q.nbytes + node.nbytes + 2 * rows * region.row_bytes
     flops = 4 * rows * node.n_elements
+    group = op.n_head // op.n_kv_head
     if choose.tiled(c.profile, n, layout):
+        kernel, grid, threads = "attention_tiled", (op.n_head, ceil_div(n, TILE_QUERIES), 1), 32
+        if choose.attention_mma(c.profile, n, layout):
+            kernel, grid, threads = "attention_mma", (ceil_div(n * group, MMA_ROWS), op.n_kv_head, 1), 256
+            if op.head_dim > 128: threads = 128
         return [
             launch(
                 node,
-                "attention_tiled",
-                "attention_tiled",
+                kernel,
+                kernel,
                 args.ATTN,
                 values,
                 [*bindings, c.value(6, node, "write")],
-                (op.n_head, ceil_div(n, TILE_QUERIES), 1),
-                32,
+                grid,
+                threads,
                 constants=constants,
                 nbytes=moved,
                 flops=flops,
             )
         ]
-    group = op.n_head // op.n_kv_head
     heads, n_splits = choose.head_group(group), choose.splits(c.profile, n, region.n_cells)
     constants["n_splits"] = n_splits
     family, threads = ("attention_wide", 128) if choose.wide_attention(c.profile, n) else ("attention", 32)

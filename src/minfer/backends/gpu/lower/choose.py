@@ -103,6 +103,11 @@ def tiled(profile: Profile, n_queries: int, window: int) -> bool:
     return many and profile.simd_matrix and "tiled" not in profile.off
 
 
+def attention_mma(profile: Profile, n_queries: int, window: int) -> bool:
+    """Whether those tiles are multiplied by tensor cores."""
+    return tiled(profile, n_queries, window) and "mma" in profile.extra and "mma" not in profile.off
+
+
 def tiers_off(text: str | None = None) -> frozenset[str]:
     """Tiers switched off by `MINFER_KERNELS`, as in `gemm:off,attn:generic`; `RequestError` for another word."""
     text = os.environ.get("MINFER_KERNELS", "") if text is None else text
