@@ -149,7 +149,7 @@ def _attn_cases() -> Iterator[Case]:
         for d in _HEAD_DIMS:
             if d % KV_FORMATS[fmt].block:
                 continue
-            for n, past in ((1, 40), (5, 3)):
+            for n, past in ((1, 40), (5, 3), (12, 90)):
                 yield causal(f"attn/{fmt}/head{d}/n{n}", d, 2, 2, n, past, fmt)
     # Groups of query heads on both sides of 1, 2, 4 and 8.
     for n_head, n_kv_head in ((1, 1), (2, 1), (9, 3), (4, 1), (5, 1), (14, 2), (8, 1), (9, 1)):
@@ -173,6 +173,13 @@ def _attn_cases() -> Iterator[Case]:
     yield causal("attn/softcap", 64, 2, 1, 5, 30, softcap=5.0)
     yield causal("attn/large_scores", 64, 2, 1, 3, 30, scale=20.0)
     yield causal("attn/large_keys", 64, 2, 1, 3, 30, kv_scale=600.0)
+    # The same of enough queries to be multiplied as matrices; values, keys and queries that f16 cannot hold.
+    yield causal("attn/softcap/prefill", 64, 2, 1, 12, 30, softcap=5.0)
+    yield causal("attn/beyond_f16/rows", 64, 2, 1, 12, 90, scale=2.0**-18, kv_scale=2.0**18)
+    yield causal("attn/beyond_f16/queries", 64, 2, 1, 12, 90, "f16", scale=2.0**-18, q_scale=2.0**18)
+    # More rows (a query and a head) than a threadgroup has, of groups that do not divide them.
+    for n_head, n_kv_head, fmt in ((14, 2, "f32"), (9, 1, "f16")):
+        yield causal(f"attn/gqa{n_head}_{n_kv_head}/n21+60", 64, n_head, n_kv_head, 21, 60, fmt)
     for fmt in KV_FORMATS:
         yield causal(f"attn/one_row/{fmt}", 64, 2, 1, 1, 0, fmt)
         yield causal(f"attn/constant_v/{fmt}", 64, 2, 1, 1, 39_999, fmt, fill_v=0.7)
@@ -209,6 +216,7 @@ def causal(
     sliding: int | None = None,
     softcap: float | None = None,
     scale: float = 1.0,
+    q_scale: float = 1.0,
     kv_scale: float = 1.0,
     fill_v: float | None = None,
     n_cells: int | None = None,
@@ -217,7 +225,7 @@ def causal(
     total = past + n
     op = ir.Attn(0, n_head, n_kv_head, head_dim, scale / math.sqrt(head_dim), softcap, sliding)
     inputs = (
-        Value((n_head * head_dim, n)),
+        Value((n_head * head_dim, n), q_scale),
         Value((n,), integers=tuple(range(past, total))),
         Value((0,), integers=()),
     )

@@ -1,5 +1,5 @@
-// The tensor cores' products of 16x8 and 8x8 values (tf32), 16x16 and 16x8 (f16), as NVIDIA's `mma` has them. Elsewhere the same by the lanes of a
-// simdgroup, so that a kernel made for it is checked where there is no tensor core.
+// The tensor cores' products of 16x8 and 8x8 values (tf32) and of 16x16 and 16x8 (f16), as NVIDIA's `mma` has them. Elsewhere
+// the same by the lanes of a simdgroup, so that a kernel made for them is checked where there is no tensor core.
 #pragma once
 #include "common.h"
 

@@ -49,8 +49,10 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     if choose.tiled(c.profile, n, layout):
         kernel, grid, threads = "attention_tiled", (op.n_head, ceil_div(n, TILE_QUERIES), 1), 32
         if choose.attention_mma(c.profile, n, layout):
-            kernel, grid, threads = "attention_mma", (ceil_div(n * group, MMA_ROWS), op.n_kv_head, 1), 256
-            if op.head_dim > 128: threads = 128
+            tiles = ceil_div(n * group, MMA_ROWS)
+            sharing = choose.attention_sharing(c.profile, op.head_dim, tiles * op.n_kv_head)
+            constants["sharing"] = sharing
+            kernel, grid, threads = "attention_mma", (tiles, op.n_kv_head, 1), 128 * sharing
         return [
             launch(
                 node,

@@ -108,6 +108,11 @@ def attention_mma(profile: Profile, n_queries: int, window: int) -> bool:
     return tiled(profile, n_queries, window) and "mma" in profile.extra and "mma" not in profile.off
 
 
+def attention_sharing(profile: Profile, head_dim: int, n_threadgroups: int) -> int:
+    """Simdgroups that share a row of attention by tensor cores: two where some cores would have one threadgroup at most."""
+    return 2 if n_threadgroups <= profile.cores and head_dim <= 128 else 1
+
+
 def tiers_off(text: str | None = None) -> frozenset[str]:
     """Tiers switched off by `MINFER_KERNELS`, as in `gemm:off,attn:generic`; `RequestError` for another word."""
     text = os.environ.get("MINFER_KERNELS", "") if text is None else text
