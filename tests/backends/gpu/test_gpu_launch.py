@@ -195,6 +195,17 @@ def test_attention_by_shape() -> None:
     assert [choose.tiled(PROFILE, n, 0) for n in (8, 9)] == [False, True]
     assert [choose.tiled(PROFILE, n, 2) for n in (9, 32, 33)] == [False, False, True]
     assert not choose.tiled(PROFILE, 1000, 8)
+    assert not choose.attention_mma(PROFILE, 1000, 0)
+
+
+def test_attention_by_tensor_cores_takes_the_tiles() -> None:
+    own = dataclasses.replace(PROFILE, extra=frozenset(choose.EXTRA), cores=132)
+    assert [choose.attention_mma(own, n, 0) for n in (8, 9)] == [False, True]
+    assert [choose.attention_mma(own, n, 2) for n in (9, 32, 33)] == [False, False, True]
+    assert not choose.attention_mma(own, 1000, 8)
+    assert not choose.attention_mma(dataclasses.replace(own, off=frozenset({"mma"})), 1000, 0)
+    assert [choose.sharing(own, 128, n) for n in (1, 132, 133)] == [2, 2, 1]
+    assert [choose.sharing(own, d, 1) for d in (8, 128, 136, 256)] == [2, 2, 1, 1]
 
 
 # --- golden launch plans -----------------------------------------------------------------------------------------

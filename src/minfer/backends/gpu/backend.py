@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from minfer.graph.plan import Plan
 
 
-#: Largest `cases.error` of a product whose operands are rounded to tf32: 11 bits, so each is off by up to 1/2048 of
-#: itself; the largest of some thousand sums, a gated one among them, stays below ten times that.
+#: Largest `cases.error` of what tensor cores multiply: operands have 11 bits (tf32, and f16 in attention), so each is off
+#: by up to 1/2048 of itself; the largest of some thousand sums, a gated one among them, stays below ten times that. So it
+#: is in attention, where scores, weights and values are rounded.
 TF32_BOUND = 5e-3
 
 
@@ -70,11 +71,12 @@ class GpuBackend(Backend):
         return unsupported(node, self.device.profile, self.kv_format.name)
 
     def bound(self, node: Node, kind: str, f32: float) -> float:
-        op = node.op
+        op, profile, n = node.op, self.device.profile, node.n_elements // node.shape[0]
+        if isinstance(op, ir.Attn):  # a node does not know its window: causal ones are tiled first
+            return TF32_BOUND if choose.attention_mma(profile, n, 0) else f32
         if not isinstance(op, (ir.MatMul, ir.Project)):
             return f32
-        kernel = choose.product(self.device.profile, node.n_elements // node.shape[0]).kernel
-        return TF32_BOUND if kernel == "gemm_mma" else f32
+        return TF32_BOUND if choose.product(profile, n).kernel == "gemm_mma" else f32
 
     def facts(self) -> dict[str, str]:
         return self.device.facts()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 TILE_QUERIES = 8
 #: Rows of a threadgroup of the tensor cores' kernel: a row is a query with one of a KV head's query heads.
 MMA_ROWS = 64
+#: Its threads, where simdgroups do not share rows.
+MMA_THREADS = 128
 
 
 def parts_bytes(op: ir.Attn, n_queries: int, n_splits: int) -> int:
@@ -50,9 +52,9 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
         kernel, grid, threads = "attention_tiled", (op.n_head, ceil_div(n, TILE_QUERIES), 1), 32
         if choose.attention_mma(c.profile, n, layout):
             tiles = ceil_div(n * group, MMA_ROWS)
-            sharing = choose.attention_sharing(c.profile, op.head_dim, tiles * op.n_kv_head)
+            sharing = choose.sharing(c.profile, op.head_dim, tiles * op.n_kv_head)
             constants["sharing"] = sharing
-            kernel, grid, threads = "attention_mma", (tiles, op.n_kv_head, 1), 128 * sharing
+            kernel, grid, threads = "attention_mma", (tiles, op.n_kv_head, 1), MMA_THREADS * sharing
         return [
             launch(
                 node,

@@ -55,6 +55,8 @@ MAX_SPLITS = 128
 #: spans are taken for a token each of several sequences, and maps for rows that are not side by side: there each query
 #: reads its own rows for itself.
 TILED_MIN_QUERIES = {0: 9, 2: 33}
+#: Up to this many values a head, two simdgroups can share rows of attention by tensor cores.
+SHARING_MAX_HEAD = 128
 
 TIERS = ("gemm", "split", "tiled", *EXTRA)
 
@@ -93,8 +95,9 @@ def wide_attention(profile: Profile, n_queries: int) -> bool:
 
 def left_out(profile: Profile) -> frozenset[str]:
     """Families of kernels that a device never launches: those of the tiers that it does not ask for."""
-    products = {choice.kernel for choice in PRODUCTS if choice.tier in EXTRA and choice.tier not in profile.extra}
-    return frozenset(products if "wide" in profile.extra else {*products, "attention_wide"})
+    families = {(choice.tier, choice.kernel) for choice in PRODUCTS if choice.tier in EXTRA}
+    families |= {("wide", "attention_wide"), ("mma", "attention_mma")}
+    return frozenset(family for tier, family in families if tier not in profile.extra)
 
 
 def tiled(profile: Profile, n_queries: int, window: int) -> bool:
@@ -104,13 +107,14 @@ def tiled(profile: Profile, n_queries: int, window: int) -> bool:
 
 
 def attention_mma(profile: Profile, n_queries: int, window: int) -> bool:
-    """Whether those tiles are multiplied by tensor cores."""
+    """Whether tensor cores multiply the tiles."""
     return tiled(profile, n_queries, window) and "mma" in profile.extra and "mma" not in profile.off
 
 
-def attention_sharing(profile: Profile, head_dim: int, n_threadgroups: int) -> int:
-    """Simdgroups that share a row of attention by tensor cores: two where some cores would have one threadgroup at most."""
-    return 2 if n_threadgroups <= profile.cores and head_dim <= 128 else 1
+def sharing(profile: Profile, head_dim: int, n_threadgroups: int) -> int:
+    """Simdgroups that share the rows of attention by tensor cores: two where no core of the GPU has two threadgroups. A
+    tile of heads beyond `SHARING_MAX_HEAD` has too few keys for two."""
+    return 2 if n_threadgroups <= profile.cores and head_dim <= SHARING_MAX_HEAD else 1
 
 
 def tiers_off(text: str | None = None) -> frozenset[str]:
