@@ -108,12 +108,14 @@ inline bool not_finite(uint word) {
     if (!is_half) return (word & 0x7F800000u) == 0x7F800000u;
     return (word & 0x7C00u) == 0x7C00u || (word & 0x7C000000u) == 0x7C000000u;
 }
-inline bool has_not_finite(thread const uint4 (&part)[PART]) {
+// Whether a simdgroup's parts of a tile of values have a NaN or Inf. Reached by the whole simdgroup.
+inline void store_odd(threadgroup uint * odd, uint sg, uint lane, thread const uint4 (&part)[PART]) {
     bool found = false;
 #pragma unroll
     for (uint i = 0; i < 2 * LOADS; i++)
         found = found || not_finite(part[i].x) || not_finite(part[i].y) || not_finite(part[i].z) || not_finite(part[i].w);
-    return found;
+    found = simd_any(found);
+    if (lane == 0) odd[sg] = found;
 }
 inline uint finite_part(uint word) {  // zero for a value that is not
     if (!is_half) return not_finite(word) ? 0 : word;
@@ -244,8 +246,9 @@ kernel void attention_mma(constant attn_args & a [[buffer(0)]], device const flo
             const float4 x = load4(q_row[0] + 16 * c + 4 * t) * scale[0], z = load4(q_row[1] + 16 * c + 4 * t) * scale[1];
             queries[c] = uint4(pack_half(x.x, x.y), pack_half(z.x, z.y), pack_half(x.z, x.w), pack_half(z.z, z.w));
         } else if (8 * c < head_dim) {
-            device const float * x = q_row[0] + 8 * c + 2 * t, * z = q_row[1] + 8 * c + 2 * t;
-            queries[c] = rounded(as_type<uint4>(float4(x[0] * scale[0], z[0] * scale[1], x[1] * scale[0], z[1] * scale[1])));
+            const float2 x = *(device const float2 *)(q_row[0] + 8 * c + 2 * t) * scale[0];
+            const float2 z = *(device const float2 *)(q_row[1] + 8 * c + 2 * t) * scale[1];
+            queries[c] = rounded(as_type<uint4>(float4(x.x, z.x, x.y, z.y)));
         }
     }
 
@@ -256,26 +259,48 @@ kernel void attention_mma(constant attn_args & a [[buffer(0)]], device const flo
     float top[2] = {-INFINITY, -INFINITY};
 
     const uint at_head = kv_head * head_dim;
-    int base = next_tile(r, 0), next = base;
+    int base = next_tile(r, 0);
     uint4 k_part[PART], v_part[PART];
     if (base != INT_MAX) {
         load_tile(k_rows, a.row_bytes, at_head, spans, n_spans, r, base, tid, k_part);
-        store_keys(keys, tid, k_part);
         load_tile(v_rows, a.row_bytes, at_head, spans, n_spans, r, base, tid, v_part);
-        next = next_tile(r, base + int(KEYS));
-        if (next != INT_MAX) load_tile(k_rows, a.row_bytes, at_head, spans, n_spans, r, next, tid, k_part);
+        store_keys(keys, tid, k_part);
+        store_values(values, tid, v_part);
+        store_odd(odd, sg, lane, v_part);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // Two barriers a tile: before its values are read, and before the keys of the next. What is stored next is on its way while
-    // a tile is multiplied.
     while (base != INT_MAX) {
-        const int after = next == INT_MAX ? next : next_tile(r, next + int(KEYS));
-        const bool whole = all_read(r, base);        // the same for the threadgroup
-        const int begin = base + int(own_key);       // these for the simdgroup
+        const int next = next_tile(r, base + int(KEYS));
+        if (next != INT_MAX) {  // on its way while this tile is multiplied
+            load_tile(k_rows, a.row_bytes, at_head, spans, n_spans, r, next, tid, k_part);
+            load_tile(v_rows, a.row_bytes, at_head, spans, n_spans, r, next, tid, v_part);
+        }
+        const bool whole = all_read(r, base);   // the same for the threadgroup
+        const int begin = base + int(own_key);  // these for the simdgroup
         const bool own_whole = begin >= own_first && begin + int(OWN) <= own_last;
-        const bool busy = begin < any_last && begin + int(OWN) > any_first;
-        float4 s[8];
-        if (busy) {
+        bool any_odd = false;
+        for (uint i = 0; i < THREADS / SIMD && !whole; i++) any_odd = any_odd || odd[i] != 0;
+        if (any_odd) {
+            // A weight of 0 does not hide NaN or Inf from a row that does not read it. Rows that do read it add it here.
+            for (uint key = own_key; key < own_key + OWN; key++) {
+                const int cell = base + int(key);
+#pragma unroll
+                for (uint c = 0; c < WIDTH / 4; c++) {
+                    const float v = value_at(values, key, 16 * (c / 4) + 4 * t + c % 4);
+                    if (isfinite(v)) continue;
+                    for (uint h = 0; h < 2; h++)
+                        if (cell >= first[h] && cell < last[h]) sums[c / 4 * 2 + c % 2][2 * h + c % 4 / 2] += v;
+                }
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            for (uint i = tid; i < KEYS / GROUP * 2 * WIDTH; i += THREADS) {
+                threadgroup uint & word = values[i / (2 * WIDTH) * V_STRIDE + i % (2 * WIDTH)];
+                word = finite_part(word);
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+        }
+        if (begin < any_last && begin + int(OWN) > any_first) {
+            float4 s[8];
 #pragma unroll
             for (uint j = 0; j < OWN / 8; j++) s[j] = float4(0.0f);
 #pragma unroll
@@ -286,15 +311,6 @@ kernel void attention_mma(constant attn_args & a [[buffer(0)]], device const flo
                     if (is_half) mma_16x8x16(s[j], queries[c], k, lane);
                     else mma_16x8x8(s[j], as_type<float4>(queries[c]), as_type<float2>(k), lane);
                 }
-        }
-        store_values(values, tid, v_part);
-        if (!whole) {
-            const bool found = simd_any(has_not_finite(v_part));
-            if (lane == 0) odd[sg] = found;
-        }
-        if (next != INT_MAX) load_tile(v_rows, a.row_bytes, at_head, spans, n_spans, r, next, tid, v_part);
-        uint4 weights[8];
-        if (busy) {
             float by[2] = {unit[0], unit[1]};
             if (a.softcap > 0) {
 #pragma unroll
@@ -310,6 +326,7 @@ kernel void attention_mma(constant attn_args & a [[buffer(0)]], device const flo
                         if (cell < first[e / 2] || cell >= last[e / 2]) s[j][e] = -INFINITY;
                     }
             }
+            uint4 weights[8];
             float fade[2], least[2];
 #pragma unroll
             for (uint h = 0; h < 2; h++) {
@@ -338,30 +355,6 @@ kernel void attention_mma(constant attn_args & a [[buffer(0)]], device const flo
 #pragma unroll
                 for (uint j = 0; j < WIDTH / 8; j++) sums[j] *= f;
             }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        bool any_odd = false;
-        for (uint i = 0; i < THREADS / SIMD && !whole; i++) any_odd = any_odd || odd[i] != 0;
-        if (any_odd) {
-            // A weight of 0 does not hide NaN or Inf from a row that does not read it. Rows that do read it add it here.
-            for (uint key = own_key; key < own_key + OWN; key++) {
-                const int cell = base + int(key);
-#pragma unroll
-                for (uint c = 0; c < WIDTH / 4; c++) {
-                    const float v = value_at(values, key, 16 * (c / 4) + 4 * t + c % 4);
-                    if (isfinite(v)) continue;
-                    for (uint h = 0; h < 2; h++)
-                        if (cell >= first[h] && cell < last[h]) sums[c / 4 * 2 + c % 2][2 * h + c % 4 / 2] += v;
-                }
-            }
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            for (uint i = tid; i < KEYS / GROUP * 2 * WIDTH; i += THREADS) {
-                threadgroup uint & word = values[i / (2 * WIDTH) * V_STRIDE + i % (2 * WIDTH)];
-                word = finite_part(word);
-            }
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-        }
-        if (busy) {
 #pragma unroll
             for (uint j = 0; j < OWN / GROUP / 4; j++) {
                 threadgroup const uint * at = values + (own_key / GROUP + 4 * j + t) * V_STRIDE + 4 * g;
@@ -380,11 +373,14 @@ kernel void attention_mma(constant attn_args & a [[buffer(0)]], device const flo
                 }
             }
         }
-        if (next != INT_MAX) store_keys(keys, tid, k_part);
-        if (after != INT_MAX) load_tile(k_rows, a.row_bytes, at_head, spans, n_spans, r, after, tid, k_part);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (next != INT_MAX) {
+            store_keys(keys, tid, k_part);
+            store_values(values, tid, v_part);
+            if (!all_read(r, next)) store_odd(odd, sg, lane, v_part);
+        }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         base = next;
-        next = after;
     }
 
     // Simdgroups that share rows: the second hands its sums over, four columns of eight at a time.
