@@ -107,8 +107,9 @@ def attention() -> str:
             "the same",
             "causal, span",
             "`attention_mma`",
-            "CUDA: tensor cores; 64 rows, each a query with one of the heads that share a KV head, share tiles of 8 to 64 "
-            f"rows; where no core has two threadgroups, two simdgroups a row (heads up to {choose.SHARING_MAX_HEAD})",
+            "CUDA: tensor cores; 64 rows, each a query with one of the heads that share a KV head, share tiles of 8 to "
+            "64 rows; where no core has two threadgroups, two simdgroups a row (heads up to "
+            f"{choose.SHARING_MAX_HEAD})",
         ),
         (
             f"from {choose.SPLIT_MAX_QUERIES + 1}",

