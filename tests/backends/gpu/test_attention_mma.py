@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minfer import cases
-from minfer.backends.gpu.backend import TF32_BOUND
+from minfer.backends.gpu.backend import HALF_BOUND
 from minfer.backends.gpu.devices import simulator
 from minfer.backends.gpu.lower import choose
 from minfer.backends.reference import ReferenceBackend
@@ -87,8 +87,8 @@ def check(case: Case, sharing: int) -> None:
     assert dict(launch.constants)["sharing"] == (sharing if case.op.head_dim <= 128 else 1)
     gpu = backend(case, sharing, check=True, order="backward")
     got = cases.run(case, gpu)[0]
-    assert gpu.bound(case.graph(gpu.name).nodes[-1], case.kind, 0.0) == TF32_BOUND
-    assert cases.error(got, expected(case.name)) <= TF32_BOUND
+    assert gpu.bound(case.graph(gpu.name).nodes[-1], case.kind, 0.0) == HALF_BOUND
+    assert cases.error(got, expected(case.name)) <= HALF_BOUND
 
 
 @pytest.mark.usefixtures("compiled")

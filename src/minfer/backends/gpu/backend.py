@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from minfer.graph.plan import Plan
 
 
-#: Largest `cases.error` of what tensor cores multiply: operands have 11 bits (tf32, and f16 in attention), so each is off
-#: by up to 1/2048 of itself; the largest of some thousand sums, a gated one among them, stays below ten times that. So it
-#: is in attention, where scores, weights and values are rounded.
-TF32_BOUND = 5e-3
+#: Largest `cases.error` of a product whose inputs are rounded to halves: 11 bits, so each is off by up to 1/2048 of
+#: itself; the largest of some thousand sums, a gated one among them, stays below ten times that. So it is in attention by
+#: tensor cores, where queries, weights and (to tf32, 11 bits as well) keys and values are rounded.
+HALF_BOUND = 5e-3
 
 
 @dataclass(slots=True)
@@ -73,10 +73,10 @@ class GpuBackend(Backend):
     def bound(self, node: Node, kind: str, f32: float) -> float:
         op, profile, n = node.op, self.device.profile, node.n_elements // node.shape[0]
         if isinstance(op, ir.Attn):  # a node does not know its window: causal ones are tiled first
-            return TF32_BOUND if choose.attention_mma(profile, n, 0) else f32
+            return HALF_BOUND if choose.attention_mma(profile, n, 0) else f32
         if not isinstance(op, (ir.MatMul, ir.Project)):
             return f32
-        return TF32_BOUND if choose.product(profile, n).kernel == "gemm_mma" else f32
+        return HALF_BOUND if choose.product(profile, n).kernel == "gemm_mma" else f32
 
     def facts(self) -> dict[str, str]:
         return self.device.facts()

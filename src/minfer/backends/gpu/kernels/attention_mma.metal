@@ -244,7 +244,7 @@ kernel void attention_mma(constant attn_args & a [[buffer(0)]], device const flo
         if (is_half) {
             if (16 * c + 4 * t >= head_dim) continue;
             const float4 x = load4(q_row[0] + 16 * c + 4 * t) * scale[0], z = load4(q_row[1] + 16 * c + 4 * t) * scale[1];
-            queries[c] = uint4(pack_half(x.x, x.y), pack_half(z.x, z.y), pack_half(x.z, x.w), pack_half(z.z, z.w));
+            queries[c] = uint4(pack_halves(x.x, x.y), pack_halves(z.x, z.y), pack_halves(x.z, x.w), pack_halves(z.z, z.w));
         } else if (8 * c < head_dim) {
             const float2 x = *(device const float2 *)(q_row[0] + 8 * c + 2 * t) * scale[0];
             const float2 z = *(device const float2 *)(q_row[1] + 8 * c + 2 * t) * scale[1];
@@ -346,8 +346,8 @@ kernel void attention_mma(constant attn_args & a [[buffer(0)]], device const flo
             for (uint j = 0; j < OWN / 8; j++) {
                 const float4 w = s[j];
                 if (!is_half) weights[j] = as_type<uint4>(w.xzyw) & 0xFFFFE000u;  // to tf32, towards zero
-                else if (j % 2 == 0) weights[j / 2].xy = uint2(pack_half(w.x, w.y), pack_half(w.z, w.w));
-                else weights[j / 2].zw = uint2(pack_half(w.x, w.y), pack_half(w.z, w.w));
+                else if (j % 2 == 0) weights[j / 2].xy = uint2(pack_halves(w.x, w.y), pack_halves(w.z, w.w));
+                else weights[j / 2].zw = uint2(pack_halves(w.x, w.y), pack_halves(w.z, w.w));
             }
             if (simd_any(fade[0] != 1 || fade[1] != 1)) {
                 const float4 f = float4(fade[0], fade[0], fade[1], fade[1]);
