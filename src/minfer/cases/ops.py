@@ -182,10 +182,10 @@ def _attn_cases() -> Iterator[Case]:
     yield causal("attn/softcap", 64, 2, 1, 5, 30, softcap=5.0)
     yield causal("attn/large_scores", 64, 2, 1, 3, 30, scale=20.0)
     yield causal("attn/large_keys", 64, 2, 1, 3, 30, kv_scale=600.0)
-    # The same of enough queries to be multiplied as matrices; values, keys and queries that f16 cannot hold.
+    # The same of enough queries to be multiplied as matrices; rows that f16 cannot hold, and scaled queries.
     yield causal("attn/softcap/prefill", 64, 2, 1, 12, 30, softcap=5.0)
     yield causal("attn/beyond_f16/rows", 64, 2, 1, 12, 90, scale=2.0**-18, kv_scale=2.0**18)
-    yield causal("attn/beyond_f16/queries", 64, 2, 1, 12, 90, "f16", scale=2.0**-18, q_scale=2.0**18)
+    yield causal("attn/beyond_f16/queries", 64, 2, 1, 12, 90, "f16", scale=2.0**20, kv_scale=2.0**-20)
     # More rows (a query and a head) than a threadgroup has, of groups that do not divide them.
     for n_head, n_kv_head, fmt in ((14, 2, "f32"), (9, 1, "f16")):
         yield causal(f"attn/gqa{n_head}_{n_kv_head}/n21+60", 64, n_head, n_kv_head, 21, 60, fmt)
@@ -225,7 +225,6 @@ def causal(
     sliding: int | None = None,
     softcap: float | None = None,
     scale: float = 1.0,
-    q_scale: float = 1.0,
     kv_scale: float = 1.0,
     fill_v: float | None = None,
     n_cells: int | None = None,
@@ -234,7 +233,7 @@ def causal(
     total = past + n
     op = ir.Attn(0, n_head, n_kv_head, head_dim, scale / math.sqrt(head_dim), softcap, sliding)
     inputs = (
-        Value((n_head * head_dim, n), q_scale),
+        Value((n_head * head_dim, n)),
         Value((n,), integers=tuple(range(past, total))),
         Value((0,), integers=()),
     )
