@@ -161,6 +161,17 @@ def test_weights_add_up_to_one(fmt: str, sharing: int) -> None:
 
 
 @pytest.mark.parametrize("sharing", [1, 2])
+@pytest.mark.parametrize("fmt", ["f32", "f16"])
+def test_queries_of_zeros_give_the_mean(fmt: str, sharing: int) -> None:
+    """Whatever the scale: a row of zeros has no power of two of its own."""
+    case = cases.causal("zeros", 64, 1, 1, 20, 60, fmt, scale=2.0**10)
+    stored = KV_FORMATS[fmt].unpack(KV_FORMATS[fmt].pack(case.data()["kv_v"]), 64)
+    want = [stored[: 61 + i].mean(axis=0) for i in range(20)]
+    got = run(case, sharing, x0=np.zeros((20, 64), np.float32))
+    assert cases.error(got, np.array(want, np.float32)) <= HALF_BOUND
+
+
+@pytest.mark.parametrize("sharing", [1, 2])
 def test_queries_without_rows_give_zeros(sharing: int) -> None:
     spans = tuple(v for i in range(40) for v in ((5, 5) if i % 2 else (3, 60)))
     got = run(cases.windowed("empty", 2, spans, 40, "f32", None), sharing)

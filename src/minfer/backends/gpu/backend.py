@@ -71,12 +71,13 @@ class GpuBackend(Backend):
         return unsupported(node, self.device.profile, self.kv_format.name)
 
     def bound(self, node: Node, kind: str, f32: float) -> float:
-        op, profile, n = node.op, self.device.profile, node.n_elements // node.shape[0]
+        op, profile = node.op, self.device.profile
         if isinstance(op, ir.Attn):  # a node does not know its window: causal ones are tiled first
-            return HALF_BOUND if choose.attention_mma(profile, n, 0) else f32
+            return HALF_BOUND if choose.attention_mma(profile, node.shape[1], 0) else f32
         if not isinstance(op, (ir.MatMul, ir.Project)):
             return f32
-        return HALF_BOUND if choose.product(profile, n).kernel == "gemm_mma" else f32
+        kernel = choose.product(profile, node.n_elements // node.shape[0]).kernel
+        return HALF_BOUND if kernel == "gemm_mma" else f32
 
     def facts(self) -> dict[str, str]:
         return self.device.facts()

@@ -232,8 +232,8 @@ kernel void attention_mma(constant attn_args & a [[buffer(0)]], device const flo
             }
             largest = max(largest, simd_shuffle_xor(largest, 1));
             largest = max(largest, simd_shuffle_xor(largest, 2));
-            // 2^-126 ... 2^126: neither it nor its inverse is zero
-            const uint power = min(max(as_type<uint>(largest) & 0x7F800000u, 1u << 23), 253u << 23);
+            // 2^-60 ... 2^126: smaller queries make no difference to a score, and its inverse is neither zero nor infinite
+            const uint power = min(max(as_type<uint>(largest) & 0x7F800000u, 67u << 23), 253u << 23);
             unit[h] = as_type<float>(power);
             scale[h] *= as_type<float>((254u << 23) - power);
         }
