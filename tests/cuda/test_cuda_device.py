@@ -48,7 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 def same_tiers(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
     """The simulator lowers as the CUDA device does."""
     device = CudaDevice()
-    own = {name: getattr(device.profile, name) for name in ("extra", "split_rows", "max_splits", "cores")}
+    own = {name: getattr(device.profile, name) for name in ("extra", "whole_rows", "split_rows", "max_splits", "cores")}
     device.close()
     original = SimulatorDevice.__init__
 
@@ -59,9 +59,9 @@ def same_tiers(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
     monkeypatch.setattr(SimulatorDevice, "__init__", init)
 
 
-def follow(engine: Engine, n: int) -> list[bytes]:
+def follow(engine: Engine, n: int, prompt: list[int] = PROMPT) -> list[bytes]:
     """Greedy decoding: the logits of each step, as bytes."""
-    logits, out = engine.prefill(PROMPT), []
+    logits, out = engine.prefill(prompt), []
     for _ in range(n):
         out.append(logits.tobytes())
         logits = engine.prefill([int(np.argmax(logits))])
@@ -85,13 +85,22 @@ def test_tiny_models_give_the_simulators_bits(name: str, machine: FakeCuda, monk
     assert any("attention_wide" in name for name in machine.launched)
 
 
+@pytest.fixture
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of up to 32 rows are read whole, of 64 in two parts, and so on."""
+    monkeypatch.setattr(cuda, "WHOLE_ROWS", 32)
+    monkeypatch.setattr(cuda, "SPLIT_ROWS", 32)
+
+
+@pytest.mark.usefixtures("small_buckets")
 def test_replay_is_direct_over_300_tokens_with_growing_context(
     machine: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = TINY / "llama-linear.gguf"
     replayed = run(path, "cuda", 300, n_ctx=320)
     graphs = machine.calls.count("cuGraphLaunch")
-    assert graphs > 290
+    assert graphs == 295  # each of five buckets runs once without a graph
+    assert {"attention_wide_g1", "attention_combine"} <= set(machine.launched)
 
     class Direct:
         def __init__(self, device: CudaDevice, steps: Any) -> None:
@@ -102,13 +111,20 @@ def test_replay_is_direct_over_300_tokens_with_growing_context(
     assert machine.calls.count("cuGraphLaunch") == graphs
 
 
-def test_sizes_of_context_agree_where_splits_change(machine: FakeCuda) -> None:
-    """127 cells are one split, 128 are two: other sums, the same attention within its class."""
-    path = TINY / "qwen3.gguf"
-    one, two = (run(path, "cuda", 40, n_ctx=n) for n in (127, 128))
-    for a, b in zip(one, two, strict=True):
-        np.testing.assert_allclose(np.frombuffer(a, np.float32), np.frombuffer(b, np.float32), atol=2e-4)
+def test_context_buckets_agree_at_their_borders(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole or in parts: other programs of one graph, other sums, the same attention within its class."""
+    path, prompt = TINY / "qwen3.gguf", [1 + i % 11 for i in range(120)]
+    whole = follow(open_engine(path, device="cuda", n_ctx=160), 30, prompt)
+    assert "attention_combine" not in machine.launched
+    monkeypatch.setattr(cuda, "WHOLE_ROWS", 128)  # which eight simdgroups take at a time
+    engine = open_engine(path, device="cuda", n_ctx=160)
+    parts = follow(engine, 30, prompt)
+    assert engine.cache.built == 2  # a graph for the prompt and one for a token
     assert "attention_combine" in machine.launched
+    rows = range(len(prompt), len(prompt) + 30)  # of the windows that gave the logits
+    for n, a, b in zip(rows, whole, parts, strict=True):
+        assert (a == b) == (n <= 128), f"{n} rows"
+        assert cases.error(np.frombuffer(b, np.float32), np.frombuffer(a, np.float32)) <= cases.BOUNDS["attention"]
 
 
 def test_two_engines_share_kernels_and_nothing_else(machine: FakeCuda) -> None:

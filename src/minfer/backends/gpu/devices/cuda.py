@@ -48,6 +48,8 @@ SPIN_S = 0.005
 STAGING = 32 << 20
 #: Kernel variants in one compilation: few enough that the processors share the work.
 CHUNK = 20
+#: Rows of a window up to which one threadgroup reads them all, and rows of a part beyond.
+WHOLE_ROWS, SPLIT_ROWS = 512, 128
 #: Launches named when a wait fails.
 NAMED = 8
 
@@ -111,6 +113,32 @@ class Call:
         self.label = f"{launch.node} ({launch.kernel})"
 
 
+class Fetch:
+    """A copy of device memory on its way to pinned memory, and the event that says it is there. Called, it waits.
+
+    Event and memory are the device's, which lends them; they go back with the last reference.
+    """
+
+    __slots__ = ("_device", "_lent", "_nbytes")
+
+    def __init__(self, device: CudaDevice, buffer: CudaBuffer, offset: int, nbytes: int) -> None:
+        self._device, self._nbytes = device, nbytes
+        self._lent = device.lend(nbytes)
+        event, address, _ = self._lent
+        device.call("cuMemcpyDtoHAsync", address, buffer.address + offset, nbytes, device.stream)
+        device.call("cuEventRecord", event, device.stream)
+
+    def __call__(self) -> bytes:
+        event, address, _ = self._lent
+        self._device.check()
+        self._device.wait("cuEventQuery", event)
+        return ctypes.string_at(address, self._nbytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lent"):
+            self._device.lent.append(self._lent)
+
+
 class CudaRecording:
     """An instantiated CUDA graph."""
 
@@ -160,6 +188,7 @@ class CudaDevice(Device):
     """
 
     runs_ahead = True
+    chains = True
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self.driver = _driver()
@@ -195,6 +224,8 @@ class CudaDevice(Device):
         self._staging = int(self.call("cuMemHostAlloc", STAGING, 0))
         self._pinned = np.ctypeslib.as_array((ctypes.c_uint8 * STAGING).from_address(self._staging))
         self._staged = 0
+        self.lent: list[tuple[Any, int, int]] = []  # events and pinned memory (address, bytes) for fetches, free now
+        self._lendable: list[tuple[Any, int, int]] = []  # all of them
         self._memory: set[int] = set()
         self._graphs: dict[int, tuple[Any, Any]] = {}
         self._closed = False
@@ -206,7 +237,8 @@ class CudaDevice(Device):
             max_buffer_bytes=1 << 40,
             off=tiers_off(),
             extra=frozenset(EXTRA),
-            split_rows=64,
+            whole_rows=WHOLE_ROWS,
+            split_rows=SPLIT_ROWS,
             max_splits=MAX_SPLITS,
             cores=self._attribute("MULTIPROCESSOR_COUNT"),
         )
@@ -315,6 +347,21 @@ class CudaDevice(Device):
             out += self._pinned[at : at + size].tobytes()
         return bytes(out)
 
+    def fetch(self, buffer: CudaBuffer, offset: int, nbytes: int) -> Fetch:
+        self.check()
+        return Fetch(self, buffer, offset, nbytes)
+
+    def lend(self, nbytes: int) -> tuple[Any, int, int]:
+        """An event, and pinned memory of at least `nbytes`."""
+        for i, found in enumerate(self.lent):
+            if found[2] >= nbytes:
+                return self.lent.pop(i)
+        size = max(nbytes, 4096)
+        flags = int(self.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        made = self.call("cuEventCreate", flags), int(self.call("cuMemHostAlloc", size, 0)), size
+        self._lendable.append(made)
+        return made
+
     def copy(self, source: CudaBuffer, source_offset: int, target: CudaBuffer, target_offset: int, nbytes: int) -> None:
         self.check()
         self.call(
@@ -394,13 +441,17 @@ class CudaDevice(Device):
         self._finish()
 
     def _finish(self) -> None:
-        """Wait, bounded, until the stream is empty; the staging memory is free then."""
+        """Wait until the stream is empty; the staging memory is free then."""
+        self.wait("cuStreamQuery", self.stream)
+        self._staged = 0
+
+    def wait(self, query: str, what: Any) -> None:
+        """Ask, for a bounded time, until the driver says that a stream is empty or an event has come."""
         pending, success = self.driver.CUresult.CUDA_ERROR_NOT_READY, self.driver.CUresult.CUDA_SUCCESS
         start = time.monotonic()
         while True:
-            (code,) = self.driver.cuStreamQuery(self.stream)
+            (code,) = getattr(self.driver, query)(what)
             if code == success:
-                self._staged = 0
                 return
             if code != pending:
                 self._dead = f"{self._words(code)}{self._named()}"
@@ -422,6 +473,9 @@ class CudaDevice(Device):
             self.release_graph(key)
         for address in list(self._memory):
             self.release(address)
+        for event, address, _ in self._lendable:
+            self.driver.cuEventDestroy(event)
+            self.driver.cuMemFreeHost(address)
         self.driver.cuMemFreeHost(self._staging)
         self.driver.cuStreamDestroy(self.stream)
         self._dead = "it was closed"
