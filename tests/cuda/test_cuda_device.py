@@ -20,6 +20,7 @@ from minfer.backends.gpu.backend import GpuBackend
 from minfer.backends.gpu.devices import cuda
 from minfer.backends.gpu.devices.cuda import CudaDevice
 from minfer.backends.gpu.devices.simulator import SimulatorDevice
+from minfer.backends.gpu.launch import hazards
 from minfer.backends.reference import ReferenceBackend
 from minfer.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from minfer.msl import nvrtc
@@ -125,6 +126,19 @@ def test_context_buckets_agree_at_their_borders(machine: FakeCuda, monkeypatch: 
     for n, a, b in zip(rows, whole, parts, strict=True):
         assert (a == b) == (n <= 128), f"{n} rows"
         assert cases.error(np.frombuffer(b, np.float32), np.frombuffer(a, np.float32)) <= cases.BOUNDS["attention"]
+
+
+def test_the_launch_after_attention_is_placed_when_it_has_ended(machine: FakeCuda) -> None:
+    """All others with one launch before them have a programmatic edge."""
+    engine = open_engine(TINY / "qwen3.gguf", device="cuda")
+    for token in (1, 2, 3):
+        engine.prefill([token])
+    steps = engine.cache.get(engine.params(1)).programs[0].steps  # type: ignore[attr-defined]
+    edges = hazards([step.launch for step in steps])
+    chained = sum(len(after) == 1 for after in edges)
+    assert chained > 3 * engine.arch.n_layer
+    assert machine.calls.count("cuGraphAddDependencies") == chained - engine.arch.n_layer
+    engine.close()
 
 
 def test_two_engines_share_kernels_and_nothing_else(machine: FakeCuda) -> None:
