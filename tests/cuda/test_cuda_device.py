@@ -131,6 +131,21 @@ def test_context_buckets_agree_at_their_borders(machine: FakeCuda, monkeypatch: 
         assert cases.error(np.frombuffer(b, np.float32), np.frombuffer(a, np.float32)) <= cases.BOUNDS["attention"]
 
 
+def test_a_growing_context_compiles_nothing(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of a kind brings the kernels of all its context buckets."""
+    monkeypatch.setattr(cuda, "WHOLE_ROWS", 16)
+    monkeypatch.setattr(cuda, "SPLIT_ROWS", 16)
+    engine = open_engine(TINY / "qwen3.gguf", device="cuda", n_ctx=60)
+    engine.prefill(PROMPT)
+    engine.prefill([1])
+    modules = machine.calls.count("cuModuleLoadData")
+    for _ in range(40):
+        engine.prefill([1])
+    assert "attention_combine" in machine.launched
+    assert machine.calls.count("cuModuleLoadData") == modules
+    engine.close()
+
+
 def test_the_launch_after_attention_is_placed_when_it_has_ended(machine: FakeCuda) -> None:
     """All others with one launch before them have a programmatic edge."""
     engine = open_engine(TINY / "qwen3.gguf", device="cuda")

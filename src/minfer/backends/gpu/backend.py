@@ -293,6 +293,8 @@ class GpuProgram:
         self._rows = self._bucket(self._windows.rows(choose.MANY))
         if self._rows not in self._lists:
             self._lists[self._rows] = self._lower(self._rows)
+            # Kernels of the longest windows too: growing into them is not to wait for a compiler.
+            self.device.prepare([step.launch for steps in self._lists.values() for step in steps])
 
     def _submit(self) -> None:
         if self._rows not in self._recordings:
