@@ -7,7 +7,7 @@
 
 // One threadgroup (one simdgroup) has G query heads of one KV head, one query and one split of its rows.
 // Grid: x, KV heads times groups of G heads; y, queries; z, splits. It owns its heads' outputs: y (n_head * head_dim, n)
-// when there is one split, else a part (head_dim values, then max and sum) in `parts` (n_splits, n_head, n).
+// when there is one split, else a part in `parts`: head_dim values, a maximum and a sum (window.h says where).
 // Rows go in blocks of 32. Scores: a lane has a row and reads its key once for all G heads. Values: 8 consecutive values
 // a lane; head_dim / 8 lanes read a row, the others the next rows. Sums are f32: a row's dot product in order of its
 // values; the values' sums over the rows of a lane in order, then over the lanes that share them in order.
