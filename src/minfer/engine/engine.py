@@ -235,7 +235,7 @@ class Engine:
         plan = compiled.plan
         backend = self.backends[self.placement.output]
         fetched = None
-        if backend.chains and n_outputs:
+        if backend.chains and top_k is not None and n_outputs:  # a few words; all logits may be many megabytes
             node = plan.graph.nodes[plan.graph.outputs[0]]
             fetched = backend.fetch(self.allocator.buffer(plan.slot(node)), node.nbytes)
 
