@@ -162,15 +162,20 @@ def _attn_cases() -> Iterator[Case]:
                 yield causal(f"attn/{fmt}/head{d}/n{n}", d, 2, 2, n, past, fmt)
     # Groups of query heads on both sides of 1, 2, 4 and 8.
     for n_head, n_kv_head in ((1, 1), (2, 1), (9, 3), (4, 1), (5, 1), (14, 2), (8, 1), (9, 1)):
-        for n, past in ((1, 0), (1, 129), (7, 60)):
+        for n, past in ((1, 0), (1, 129), (7, 60), (1, 600)):
             name = f"attn/gqa{n_head}_{n_kv_head}/n{n}+{past}"
             yield causal(name, 64, n_head, n_kv_head, n, past)
     for n in (2, 8, 9, 31, 63, 64, 65, 130):
         yield causal(f"attn/prefill{n}", 64, 2, 1, n, 0)
-    # Regions of 127 or 128 cells, 511 or 512, 4,095 or 4,096, 8,191 or 8,192: where GPUs split the rows in two, and
-    # where they split them no further.
-    for length in (1, 2, 31, 32, 33, 63, 64, 65, 124, 125, 200, 508, 509, 1000, 4092, 4093, 8188, 8189):
-        yield causal(f"attn/decode{length}", 64, 3, 1, 1, length - 1)
+    # Windows of 256 rows or one more, 512, 4,096, 16,384: where GPUs split the rows, and where they do so no further.
+    for length in (1, 2, 31, 32, 33, 63, 64, 65, 128, 129, 256, 257, 512, 513, 1000, 4096, 4097, 16384, 16385):
+        yield causal(f"attn/decode{length}", 64, 3, 1, 1, length - 1, n_cells=length)
+    # The heads of a group over rows that are split, for every shape of a row.
+    for fmt in KV_FORMATS:
+        for d, n_head in ((32, 7), (96, 2), (128, 7), (256, 2)):
+            yield causal(f"attn/long/{fmt}/head{d}", d, n_head, 1, 2, 600, fmt)
+        far = (80, 300, 0, 3, 500, 200, 400, 60, 5, 1, 0, 0, 0, 0, 0, 0)
+        yield windowed(f"attn/long/{fmt}/map", 8, far, 2, fmt, None, 700)
     # Queries on both sides of the numbers from which they share rows: causal ones, and those of spans.
     for n in (8, 9, 32, 33):
         yield causal(f"attn/queries{n}", 64, 2, 1, n, 600)

@@ -26,7 +26,8 @@ PLAIN = simulator.SimulatorDevice().profile
 EVERY = replace(
     PLAIN,
     extra=frozenset(choose.EXTRA),
-    split_rows=64,
+    whole_rows=512,
+    split_rows=128,
     max_splits=choose.MAX_SPLITS,
     max_threadgroup_bytes=200_000,
     cores=200,
@@ -137,6 +138,30 @@ def test_checked(name: str) -> None:
     check(gpu_cases.by_name(name), "forward")
 
 
+@pytest.mark.parametrize("order", ["forward", "shuffled"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attn/f32/head64/n5",
+        "attn/gqa5_1/n1+600",
+        "attn/long/f16/head128",
+        "attn/long/q8_0/head256",
+        "attn/long/f32/map",
+        "attn/span/q8_0/sliding5",
+        "attn/map/f16/full",
+    ],
+)
+def test_checked_wide_attention(name: str, order: str) -> None:
+    """The kernels that a device like CUDA asks for: whole windows, parts, rows that are nobody's."""
+    case = gpu_cases.by_name(name)
+    gpu = gpu_cases.backend(case, check=True, order=order)
+    gpu.device.profile = EVERY
+    got = cases.run(case, gpu)
+    assert any(step.launch.family == "attention_wide" for step, _ in gpu.device.reports)
+    for g, w in zip(got, expected(case.name), strict=True):
+        assert cases.error(g, w) <= cases.BOUNDS[case.kind]
+
+
 @pytest.fixture(scope="module")
 def compiled_checked() -> None:
     gpu_cases.compile_all(CASES, "checked")
@@ -171,11 +196,11 @@ def test_cases_stand_on_both_sides_of_every_threshold() -> None:
     for edge in choose.HEAD_GROUPS:
         assert {edge, edge + 1} <= groups, f"{edge} query heads a KV head and one more"
     for profile in PROFILES:
-        for edge in (2 * profile.split_rows, profile.max_splits * profile.split_rows):
-            assert {edge - 1, edge} <= queries[0][1], f"a region of {edge} rows and one less"
+        for edge in (profile.whole_rows, profile.max_splits * profile.split_rows):
+            assert {edge, edge + 1} <= queries[0][1], f"{edge} rows and one more"
         for layout, tiled in choose.TILED_MIN_QUERIES.items():
             for n in (choose.SPLIT_MAX_QUERIES, choose.SPLIT_MAX_QUERIES + 1, tiled - 1, tiled):
-                assert max(queries[layout][n]) >= 2 * profile.split_rows, f"{n} queries over rows that are split"
+                assert max(queries[layout][n]) > profile.whole_rows, f"{n} queries over rows that are split"
     ones = [case.op for case in CASES if case.inputs[0].shape[-1] == 1]
     rows = {op.weight.shape[0] for op in ones if isinstance(op, ir.MatMul)}
     chunk = int(source("project_wide").partition("#define CHUNK ")[2].split()[0])  # inputs that it takes at a time

@@ -27,7 +27,7 @@ THREADGROUP_BYTES = {
     "attention_tiled": 20480,
     "attention_mma": 27424,
     "attention_g8": 9216,
-    "attention_wide_g8": 10336,
+    "attention_wide_g8": 29440,
     "project_wide": 22400,
     "top_parts": 4096,
 }

@@ -33,18 +33,20 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     bindings = [c.value(1, q), c.value(2, positions), c.kv(4, "k", op.layer, "read"), c.kv(5, "v", op.layer, "read")]
     if layout:
         bindings.append(c.value(3, window))
+    # What a window holds is known when it runs; the most that it can hold is what the plan can say.
+    rows = min(c.rows or region.n_cells, op.sliding or region.n_cells)
+    n_splits = choose.splits(c.profile, n, rows)
     values = {
         "n_head": op.n_head,
         "n_kv_head": op.n_kv_head,
         "n_queries": n,
+        "n_splits": n_splits,
         "row_bytes": region.row_bytes,
         "sliding": op.sliding or 0,
         "scale": op.scale,
         "softcap": op.softcap or 0.0,
     }
     constants = {"head_dim": op.head_dim, "kv_format": KV_TYPES[c.kv_format], "layout": layout}
-    # What a window holds is known when it runs; the most that it can hold is what the plan can say.
-    rows = min(region.n_cells, op.sliding or region.n_cells)
     moved = q.nbytes + node.nbytes + 2 * rows * region.row_bytes
     flops = 4 * rows * node.n_elements
     group = op.n_head // op.n_kv_head
@@ -70,9 +72,10 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
                 flops=flops,
             )
         ]
-    heads, n_splits = choose.head_group(group), choose.splits(c.profile, n, region.n_cells)
-    constants["n_splits"] = n_splits
-    family, threads = ("attention_wide", 128) if choose.wide_attention(c.profile, n) else ("attention", 32)
+    wide = choose.wide_attention(c.profile, n)
+    heads = choose.head_group(group, alone=wide and n_splits == 1)
+    constants["is_split"] = n_splits > 1
+    family, threads = ("attention_wide", 256) if wide else ("attention", 32)
     kernel, grid = f"{family}_g{heads}", (op.n_kv_head * ceil_div(group, heads), n, n_splits)
     if n_splits == 1:
         bindings.append(c.value(6, node, "write"))
@@ -96,7 +99,6 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     ]
     if n_splits > 1:
         parts = [c.temporary(1, "attention", size, "read"), c.value(2, node, "write")]
-        fixed = {"head_dim": op.head_dim, "n_splits": n_splits}
         launches.append(
             launch(
                 node,
@@ -106,8 +108,8 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
                 values,
                 parts,
                 (op.n_head, n, 1),
-                32,
-                constants=fixed,
+                256,
+                constants={"head_dim": op.head_dim},
                 flops=n_splits * node.n_elements,
             )
         )

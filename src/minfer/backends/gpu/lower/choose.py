@@ -57,8 +57,7 @@ HEAD_GROUPS = (1, 2, 4, 8)
 
 #: Up to this many queries, attention is split over the rows of the window.
 SPLIT_MAX_QUERIES = 8
-#: The most splits on any device; how many of the KV region's rows a split has is the profile's. Fixed when a program is
-#: made, whatever the window holds then.
+#: The most splits on any device; how many rows a split has is the profile's.
 MAX_SPLITS = 128
 #: From this many queries on, attention is tiled: 8 queries share the keys. Causal windows are of one sequence; fewer
 #: spans are taken for a token each of several sequences, and maps for rows that are not side by side: there each query
@@ -101,20 +100,33 @@ def mma_tile(profile: Profile, n_tokens: int, rows: int, nbytes: Callable[[int, 
     return MMA_TILES[-1]
 
 
-def head_group(group: int) -> int:
-    """Query heads a threadgroup, for `group` query heads a KV head."""
-    return next((g for g in HEAD_GROUPS if group <= g), HEAD_GROUPS[-1])
+def head_group(group: int, *, alone: bool = False) -> int:
+    """Query heads a threadgroup, for `group` query heads a KV head; each `alone` where keys are few and so are they."""
+    return 1 if alone else next((g for g in HEAD_GROUPS if group <= g), HEAD_GROUPS[-1])
 
 
-def splits(profile: Profile, n_queries: int, n_cells: int) -> int:
-    """Into how many parts the rows of a window are split."""
-    if n_queries > SPLIT_MAX_QUERIES or "split" in profile.off:
+def bucket(profile: Profile, n_queries: int, n_rows: int, n_cells: int) -> int:
+    """The rows that windows may have in a program for windows of up to `n_rows`: attention is split for so many.
+
+    Twice as many in each bucket as in the one before. A step whose attention is not split has one program.
+    """
+    if n_queries > SPLIT_MAX_QUERIES:
+        return n_cells
+    rows = profile.whole_rows
+    while rows < n_rows:
+        rows *= 2
+    return min(rows, n_cells)
+
+
+def splits(profile: Profile, n_queries: int, n_rows: int) -> int:
+    """Into how many parts windows of up to `n_rows` rows are split."""
+    if n_queries > SPLIT_MAX_QUERIES or n_rows <= profile.whole_rows or "split" in profile.off:
         return 1
-    return max(1, min(profile.max_splits, n_cells // profile.split_rows))
+    return min(profile.max_splits, -(-n_rows // profile.split_rows))
 
 
 def wide_attention(profile: Profile, n_queries: int) -> bool:
-    """Whether attention over split rows takes four simdgroups a threadgroup."""
+    """Whether attention of few queries takes eight simdgroups a threadgroup."""
     return n_queries <= SPLIT_MAX_QUERIES and "wide" in profile.extra and "wide" not in profile.off
 
 
