@@ -1,4 +1,5 @@
-// Matrix-vector products for one token where loads are slow to come and many must be under way: simdgroups share a row.
+// Matrix-vector products for one token where loads are slow to come and many must be under way: copies run ahead, and
+// simdgroups share a row.
 #include "wide.h"
 
 constant ushort type_0 [[function_constant(0)]];
@@ -15,9 +16,12 @@ constant bool has_bias_2 = has_bias && has_2;
 constant bool has_add = epilogue == 2;
 constant bool has_glu = epilogue > 2;
 
-#define GROUPS 4    // simdgroups a threadgroup
-#define R 4         // rows a simdgroup
-#define CHUNK 5120  // inputs in threadgroup memory at a time
+#define R 4          // sums a simdgroup makes at a time: of rows, or of R / 2 pairs of rows with swiglu and geglu
+#define SLICE 1024   // inputs of a simdgroup: 32 a lane
+#define ACROSS 5     // the most simdgroups that share a row; a longer one takes several passes
+#define TURN 4       // groups of R sums between barriers
+#define SIMDS 8      // the most simdgroups a threadgroup
+#define RING 14336   // bytes of threadgroup memory for weights: R slots a simdgroup
 
 // N sums over the lanes: of values v[0 ... N) of each lane, a lane gets the sum that `owner` numbers. Halves are exchanged,
 // so N sums cost little more than one; the order is the tree of lanes 16, 8, 4, 2, 1 apart. N is a power of two.
@@ -41,49 +45,59 @@ template <uint N> inline uint owner(uint lane) {
     return found;
 }
 
-// The codes of R rows, and with swiglu and geglu of the same rows of the second matrix. A row past the last is the last one
-// again: its sum is not used.
-inline void load_rows(ushort type, device const uchar * w, uint row_bytes, ushort up_type, device const uchar * up, uint up_bytes,
-                      uint rows, uint row0, uint n_in, uint step, uint lane, thread codes8 (&to)[2 * R]) {
-    for (uint r = 0; r < R; r++) {
-        const ulong row = min(row0 + r, rows - 1);
-        to[r] = load8(type, w + row * row_bytes, n_in, step, lane);
-        if (has_glu) to[R + r] = load8(up_type, up + row * up_bytes, n_in, step, lane);
+// What a simdgroup takes for R sums: its slice of rows of one segment, or of both sides of pairs of rows.
+struct piece {
+    device const uchar * w, * up;
+    uint row_bytes, up_bytes, of_slice, of_up, rows, row0, which;
+};
+// Groups of R sums in segment i.
+inline uint groups_of(constant project_args & a, uint i) { return ((has_glu ? 2 : 1) * a.rows[i] + R - 1) / R; }
+inline piece piece_of(constant project_args & a, device const uchar * w0, device const uchar * w1, device const uchar * w2, uint group) {
+    piece p;
+    uint before = 0;
+    p.which = 0;
+    p.w = w0, p.up = w1, p.rows = a.rows[0], p.row_bytes = a.row_bytes[0], p.up_bytes = a.row_bytes[1];
+    p.of_slice = slice_bytes(type_0), p.of_up = slice_bytes(type_1);
+    if (has_1 && !has_glu) {
+        const uint g0 = groups_of(a, 0), g1 = g0 + groups_of(a, 1);
+        if (group >= g0) p.which = 1, before = g0, p.w = w1, p.rows = a.rows[1], p.row_bytes = a.row_bytes[1], p.of_slice = slice_bytes(type_1);
+        if (has_2 && group >= g1)
+            p.which = 2, before = g1, p.w = w2, p.rows = a.rows[2], p.row_bytes = a.row_bytes[2], p.of_slice = slice_bytes(type_2);
     }
+    p.row0 = (has_glu ? R / 2 : R) * (group - before);
+    return p;
 }
-
-// Adds to v[r] the lane's part of weight row row0 + r times the inputs that stand in threadgroup memory, `at` in the row
-// and n of them: simdgroup `sg` has steps sg, sg + GROUPS, ...; with swiglu and geglu to v[R + r] that of the second matrix.
-inline void row_products(ushort type, device const uchar * w, uint row_bytes, ushort up_type, device const uchar * up, uint up_bytes,
-                         uint rows, uint row0, threadgroup const input4 * x, threadgroup const float * block_steps, uint at, uint n,
-                         uint n_in, uint sg, uint lane, thread float (&v)[2 * R]) {
-    const uint steps = (n + 255) / 256, sides = has_glu ? 2 : 1;
-    codes8 next[2 * R], now[2 * R];  // the codes of the next step are under way while those of this one are multiplied
-    load_rows(type, w, row_bytes, up_type, up, up_bytes, rows, row0, n_in, sg + at / 256, lane, next);
-    for (uint step = sg; step < steps; step += GROUPS) {
-        for (uint i = 0; i < sides * R; i++) now[i] = next[i];
-        load_rows(type, w, row_bytes, up_type, up, up_bytes, rows, row0, n_in, step + GROUPS + at / 256, lane, next);
-        for (uint side = 0; side < sides; side++) {
-            const ushort t = side == 0 ? type : up_type;
-            const uint p = 256 * step + place8(t, lane), q = p + apart8(t);
-            const input4 a = x[p / 4], b = x[q / 4];
-            const float sa = block_steps[p / 32], sb = block_steps[q / 32];
-            for (uint r = 0; r < R; r++) v[R * side + r] += dot8(t, now[R * side + r], lane, a, b, sa, sb);
-        }
-    }
+// Begins to copy the slice of sum r to its slot, if `some`. Gives where in the first 16 bytes it begins there. A row past the
+// last is the last again: its sum is not used.
+inline uint copy_slice(piece p, uint slice, uint r, bool some, uint slot, uint lane, threadgroup uint4 * to) {
+    const bool up = has_glu && (r & 1);
+    const uint row = min(p.row0 + (has_glu ? r / 2 : r), p.rows - 1);
+    const uint row_bytes = up ? p.up_bytes : p.row_bytes, of_slice = up ? p.of_up : p.of_slice;
+    const ulong at = ulong(row) * row_bytes + slice * of_slice;
+    const uint shift = uint(at) & 15, bytes = shift + min(of_slice, row_bytes - slice * of_slice);
+    device const uchar * from = (up ? p.up : p.w) + (at - shift);
+    // The last 16 bytes can be more than the matrix has.
+    const uint n = !some ? 0 : row + 1 < p.rows ? (bytes + 15) / 16 : bytes / 16;
+#pragma unroll
+    for (uint i = 0; i < slot / 16; i += SIMD)
+        if (i + lane < n) copy16(to + i + lane, (device const uint4 *)from + i + lane);
+    if (some && row + 1 == p.rows && 16 * n + lane < bytes) ((threadgroup uchar *)to)[16 * n + lane] = from[16 * n + lane];
+    return shift;
 }
-// Asks for rows before what they are multiplied with is there.
-inline void prefetch_rows(device const uchar * w, uint row_bytes, uint rows, uint row0, uint tid) {
-    for (uint r = 0; r < R; r++)
-        for (uint i = 128 * tid; i < row_bytes; i += 128 * SIMD * GROUPS)
-            prefetch(w + ulong(min(row0 + r, rows - 1)) * row_bytes + i);
+// The lane's part of a row's sum, whose slice begins at `shift` in the slot `from`. A lane past the row's end has zeros for
+// inputs and takes a block that is there.
+inline float slot_product(ushort type, uint n, uint shift, threadgroup const uint4 * from, uint lane, thread const inputs32 & x) {
+    const uint last = n / (is_super(type) ? 256 : 32) - 1, bytes = block_bytes(type);
+    const uint at = (bytes % 16 ? shift : 0) + bytes * min(is_super(type) ? lane / 8 : lane, last);
+    return dot32(type, (threadgroup const uint *)from, at, lane, x);
 }
 
 // y (n_out): the segments' rows in order, or act(gate) * up for a pair of rows; as `project` (project.metal), one token, and
-// no plain weights. Grid: x, as many threadgroups as the device has room for; each takes R rows of one segment, then the
-// next that no other takes. 128 threads. Its simdgroups share the rows and add their sums in order. Inputs (normed, where
-// there is a norm) are made whole numbers in threadgroup memory, all at once or chunk by chunk.
-[[max_total_threads_per_threadgroup(128)]]
+// no plain weights. Grid: x, any number of threadgroups. Threads: whole teams of simdgroups that share rows, `across` each.
+// The teams of all threadgroups share the rows evenly, R sums of one segment at a time. A simdgroup has a slice of 1024
+// inputs, as whole numbers in registers; it copies its slices of rows to R slots of its own, one ahead of each that it works
+// on. Inputs (normed, where there is a norm) are made whole numbers in threadgroup memory, all at once or pass by pass.
+[[max_total_threads_per_threadgroup(256)]]
 kernel void project_wide(constant project_args & a [[buffer(0)]], device const float * x [[buffer(1)]],
                          device const float * gain [[buffer(2), function_constant(has_norm)]], device const uchar * w0 [[buffer(3)]],
                          device const uchar * w1 [[buffer(4), function_constant(has_1)]],
@@ -94,78 +108,130 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                          device const float * residual [[buffer(9), function_constant(has_add)]], device float * y [[buffer(10)]],
                          uint tg [[threadgroup_position_in_grid]], uint tgs [[threadgroups_per_grid]],
                          uint tid [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-                         uint sg [[simdgroup_index_in_threadgroup]]) {
-    threadgroup input4 inputs[CHUNK / 4];
-    threadgroup float block_steps[CHUNK / 32];
-    threadgroup float sums[2][GROUPS * 2 * R];  // in turn, so that one barrier a round is enough
+                         uint sg [[simdgroup_index_in_threadgroup]], uint sgs [[simdgroups_per_threadgroup]]) {
+    threadgroup uint4 ring[RING / 16];
+    threadgroup uint2 planes[3 * ACROSS * SLICE / 8];
+    threadgroup float block_steps[ACROSS * SLICE / 32];
+    threadgroup float sums[2][SIMDS * TURN * R];  // in turn, so that one barrier a turn is enough
     threadgroup float chains[CHAINS * SIMD];
-    const uint groups_0 = (a.rows[0] + R - 1) / R, groups_1 = has_1 && !has_glu ? (a.rows[1] + R - 1) / R : 0;
-    const uint groups = groups_0 + groups_1 + (has_2 ? (a.rows[2] + R - 1) / R : 0);
-    if (tg < groups_0) {
-        prefetch_rows(w0, a.row_bytes[0], a.rows[0], R * tg, tid);
-        if (has_glu) prefetch_rows(w1, a.row_bytes[1], a.rows[1], R * tg, tid);
+    device const uchar * s1 = w0, * s2 = w0;
+    if (has_1) s1 = w1;
+    if (has_2) s2 = w2;
+    const uint slot = max(slot_bytes(type_0), max(slot_bytes(type_1), slot_bytes(type_2))), most = min(uint(ACROSS), RING / (R * slot));
+    const uint slices = (a.n_in + SLICE - 1) / SLICE, passes = (slices + most - 1) / most, across = (slices + passes - 1) / passes;
+    const uint teams = sgs / across, team = sg / across, own = sg % across;
+    // Of the groups of R sums this team has begin ... end, TURN at a time: lot ... lot_end, all passes of them.
+    const uint groups = groups_of(a, 0) + (has_1 && !has_glu ? groups_of(a, 1) : 0) + (has_2 ? groups_of(a, 2) : 0);
+    const uint share = groups / (tgs * teams), more = groups % (tgs * teams), number = tg * teams + team;
+    const uint begin = share * number + min(number, more), end = begin + share + (number < more ? 1 : 0);
+    const uint turns = (share + (more > 0 ? 1 : 0) + TURN - 1) / TURN;
+    threadgroup uint4 * slots = ring + sg * R * (slot / 16);
+    // What is copied next: group `next` of `pass_next`.
+    uint next = begin, next_lot = begin, next_end = min(begin + TURN, end), pass_next = 0, which_next, shifts[R];
+    {
+        const piece p = piece_of(a, w0, s1, s2, next);
+#pragma unroll
+        for (uint r = 0; r < R; r++) {
+            shifts[r] = copy_slice(p, own, r, next < end, slot, lane, slots + r * (slot / 16));
+            copies_end_group();
+        }
+        which_next = p.which;
     }
     wait_for_those_before();
     float scale = 1.0f;
     if (has_norm) {  // as sum_of_squares, its chains shared among the simdgroups
-        for (uint c = sg; c < CHAINS; c += GROUPS) chains[SIMD * c + lane] = squares_chain(x, a.n_in, lane, c);
+        for (uint c = sg; c < CHAINS; c += sgs) chains[SIMD * c + lane] = squares_chain(x, a.n_in, lane, c);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         float s = chains[lane];
         for (uint c = 1; c < CHAINS; c++) s += chains[SIMD * c + lane];
         scale = norm_scale(simd_sum(s), a.n_in, a.eps);
     }
-    uint turn = 0;
-    for (uint group = tg; group < groups; group += tgs) {
-        const uint which = has_glu || !has_1 || group < groups_0 ? 0 : !has_2 || group < groups_0 + groups_1 ? 1 : 2;
-        const uint row0 = R * (group - (which > 0 ? groups_0 : 0) - (which > 1 ? groups_1 : 0));
-        const uint rows = which == 0 ? a.rows[0] : which == 1 ? a.rows[1] : a.rows[2];
-        const uint first = (which > 0 ? a.rows[0] : 0) + (which > 1 ? a.rows[1] : 0);
-        float v[2 * R];
-        for (uint r = 0; r < 2 * R; r++) v[r] = 0;
-        for (uint at = 0; at < a.n_in; at += CHUNK) {
-            const uint n = min(a.n_in - at, uint(CHUNK)), filled = (n + 255) / 256 * 256;
-            if (turn == 0 || a.n_in > CHUNK) {
-                threadgroup_barrier(mem_flags::mem_threadgroup);  // the chunk before was read
-                for (uint i = 8 * tid; i < filled; i += 8 * GROUPS * SIMD) {  // four threads a block of 32
+    inputs32 in;
+    for (uint turn = 0; turn < turns; turn++) {
+        const uint lot = min(begin + TURN * turn, end), lot_end = min(lot + TURN, end);
+        threadgroup float * meet = sums[turn & 1] + sg * TURN * R;
+        for (uint pass = 0; pass < passes; pass++) {
+            const uint slice = min(pass * across + own, slices - 1), n = min(a.n_in - SLICE * slice, uint(SLICE));
+            if (turn == 0 || passes > 1) {
+                threadgroup_barrier(mem_flags::mem_threadgroup);  // the inputs before were read
+                for (uint i = 8 * tid; i < across * SLICE; i += 8 * SIMD * sgs) {  // four threads a block of 32
+                    const uint at = pass * across * SLICE + i;
                     float4 p = float4(0.0f), q = float4(0.0f);
-                    if (i < n) {
-                        p = load4(x + at + i), q = load4(x + at + i + 4);
-                        if (has_norm) p = p * scale * load4(gain + at + i), q = q * scale * load4(gain + at + i + 4);
+                    if (at < a.n_in) {
+                        p = load4(x + at), q = load4(x + at + 4);
+                        if (has_norm) p = p * scale * load4(gain + at), q = q * scale * load4(gain + at + 4);
                     }
-                    const float4 f = max(fabs(p), fabs(q));
-                    float most = max(max(f.x, f.y), max(f.z, f.w));
-                    most = max(most, simd_shuffle_xor(most, 1));
-                    most = max(most, simd_shuffle_xor(most, 2));
-                    const float step = most / LARGEST, inverse = most > 0 ? LARGEST / most : 0.0f;
-                    inputs[i / 4] = pack4(p, inverse, step);
-                    inputs[i / 4 + 1] = pack4(q, inverse, step);
-                    if ((tid & 3) == 0) block_steps[i / 32] = step;
+                    const uint4 f = max(as_type<uint4>(fabs(p)), as_type<uint4>(fabs(q)));  // in the order of the numbers; NaN is largest
+                    uint bits = max(max(f.x, f.y), max(f.z, f.w));
+                    bits = max(bits, simd_shuffle_xor(bits, 1));
+                    bits = max(bits, simd_shuffle_xor(bits, 2));
+                    const float largest = as_type<float>(bits), inverse = largest > TINY ? LARGEST / largest : 0.0f;
+                    const uint3 u = pack4(p, inverse), v = pack4(q, inverse);
+                    planes[i / 8] = uint2(u.x, v.x);
+                    planes[ACROSS * SLICE / 8 + i / 8] = uint2(u.y, v.y);
+                    planes[2 * (ACROSS * SLICE / 8) + i / 8] = uint2(u.z, v.z);
+                    if ((tid & 3) == 0) block_steps[i / 32] = largest * (1.0f / LARGEST);
                 }
                 threadgroup_barrier(mem_flags::mem_threadgroup);
             }
-            threadgroup const input4 * own = inputs;
-            threadgroup const float * steps = block_steps;
-            if (which == 0) row_products(type_0, w0, a.row_bytes[0], has_glu ? type_1 : type_0, has_glu ? w1 : w0, a.row_bytes[1], rows, row0, own, steps, at, n, a.n_in, sg, lane, v);
-            else if (which == 1 && has_1) row_products(type_1, w1, a.row_bytes[1], type_1, w1, 0, rows, row0, own, steps, at, n, a.n_in, sg, lane, v);
-            else if (has_2) row_products(type_2, w2, a.row_bytes[2], type_2, w2, 0, rows, row0, own, steps, at, n, a.n_in, sg, lane, v);
-        }
-        // One lane in 16 / R has a sum; they meet in threadgroup memory, where thread r ends row r.
-        const float mine = lanes_sums<2 * R>(v, lane);
-        threadgroup float * meet = sums[turn & 1];
-        if (lane % (16 / R) == 0) meet[2 * R * sg + owner<2 * R>(lane)] = mine;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        const uint row = row0 + tid;
-        if (tid < R && row < rows) {
-            float s = 0, u = 0;
-            for (uint i = 0; i < GROUPS; i++) {
-                s += meet[2 * R * i + tid];
-                if (has_glu) u += meet[2 * R * i + R + tid];
+            threadgroup const uint2 * inputs = planes + own * SLICE / 8;
+            threadgroup const float * steps = block_steps + own * SLICE / 32;
+            uint parts = 0;  // no inputs are in registers
+            for (uint group = lot; group < lot_end; group++) {
+                const uint which = which_next;
+                if (++next == next_end) {
+                    if (++pass_next < passes) next = next_lot;
+                    else pass_next = 0, next_lot = next_end, next_end = min(next_end + TURN, end);
+                }
+                const piece ahead = piece_of(a, w0, s1, s2, next);
+                which_next = ahead.which;
+                const uint slice_next = min(pass_next * across + own, slices - 1);
+                float v[R];
+#pragma unroll
+                for (uint r = 0; r < R; r++) {
+                    threadgroup uint4 * from = slots + r * (slot / 16);
+                    const uint w = has_glu ? r & 1 : which;
+                    const bool first = w == 0 || (w == 1 ? type_1 : type_2) == type_0, second = w == 1 || type_2 == type_1;
+                    // Types differ in the inputs that a lane takes.
+                    if (r == 0 || (has_glu && parts_of(type_1) != parts_of(type_0))) {
+                        if (first && parts != parts_of(type_0)) load_inputs(type_0, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_0);
+                        else if (!first && second && parts != parts_of(type_1)) load_inputs(type_1, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_1);
+                        else if (!first && !second && parts != parts_of(type_2)) load_inputs(type_2, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_2);
+                    }
+                    copies_wait<R - 1>();
+                    simdgroup_barrier(mem_flags::mem_threadgroup);
+                    if (first) v[r] = slot_product(type_0, n, shifts[r], from, lane, in);
+                    else if (second) v[r] = slot_product(type_1, n, shifts[r], from, lane, in);
+                    else v[r] = slot_product(type_2, n, shifts[r], from, lane, in);
+                    simdgroup_barrier(mem_flags::mem_threadgroup);
+                    shifts[r] = copy_slice(ahead, slice_next, r, next < end, slot, lane, from);
+                    copies_end_group();
+                }
+                const float mine = lanes_sums<R>(v, lane);
+                if (lane % (SIMD / R) == 0) {
+                    threadgroup float * to = meet + R * (group - lot) + owner<R>(lane);
+                    *to = pass > 0 ? *to + mine : mine;
+                }
             }
-            if (has_glu) s = (epilogue == 3 ? silu(s) : gelu(s)) * u;
-            if (has_bias) s += which == 0 ? b0[row] : which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
-            if (has_add) s = residual[first + row] + s;
-            y[first + row] = s;
         }
-        turn++;
+        // The sums of a team meet; one of its threads ends a row.
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const uint n = has_glu ? R / 2 : R, t = lane + SIMD * own;
+        if (t < n * (lot_end - lot)) {
+            const piece p = piece_of(a, w0, s1, s2, lot + t / n);
+            const uint row = p.row0 + t % n, to = row + (p.which > 0 ? a.rows[0] : 0) + (p.which > 1 ? a.rows[1] : 0);
+            threadgroup const float * of = sums[turn & 1] + team * across * TURN * R + (has_glu ? 2 : 1) * t;
+            float s = 0, u = 0;
+            for (uint i = 0; i < across; i++, of += TURN * R) {
+                s += of[0];
+                if (has_glu) u += of[1];
+            }
+            if (row < p.rows) {
+                if (has_glu) s = (epilogue == 3 ? silu(s) : gelu(s)) * u;
+                if (has_bias) s += p.which == 0 ? b0[row] : p.which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
+                if (has_add) s = residual[to] + s;
+                y[to] = s;
+            }
+        }
     }
 }

@@ -20,8 +20,10 @@ SIMDGROUPS = 4
 #: The kernels' numbers of the epilogues.
 EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
-#: Threadgroups of `project_wide` a core of the GPU; each goes on to further rows.
-WIDE_RESIDENT = 8
+#: `project_wide`: inputs that a simdgroup takes of a row, the most simdgroups that share one, sums that each makes at a
+#: time, the most simdgroups and the bytes for weights of a threadgroup; threadgroups a core of the GPU.
+WIDE_SLICE, WIDE_ACROSS, WIDE_SUMS, WIDE_SIMDGROUPS, WIDE_RING = 1024, 5, 4, 8, 14336
+WIDE_RESIDENT = 4
 
 
 def matmul(c: Context, node: Node, op: ir.MatMul) -> list[Launch]:
@@ -65,9 +67,7 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
         grid, threads = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS
     elif choice.tier == "wide":
         constants["has_norm"] = op.norm is not None
-        groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
-        grid = (min(groups, WIDE_RESIDENT * c.profile.cores), 1, 1)
-        threads = 32 * SIMDGROUPS
+        grid, threads = _wide(c, op, n_in, (2 * widths[0],) if glu else widths)
     else:
         constants["has_norm"] = op.norm is not None
         groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
@@ -91,3 +91,14 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
             flops=flops,
         )
     ]
+
+
+def _wide(c: Context, op: ir.Project, n_in: int, sums: tuple[int, ...]) -> tuple[tuple[int, int, int], int]:
+    """Grid and threads of `project_wide`: teams of simdgroups that share rows, spread over the GPU's cores first."""
+    slot = max((FORMATS[w.type].row_bytes(WIDE_SLICE) + 30) // 16 * 16 for w in op.segments)
+    simdgroups = min(WIDE_SIMDGROUPS, WIDE_RING // (WIDE_SUMS * slot))
+    slices = ceil_div(n_in, WIDE_SLICE)
+    across = ceil_div(slices, ceil_div(slices, min(WIDE_ACROSS, simdgroups)))
+    groups = sum(ceil_div(n, WIDE_SUMS) for n in sums)
+    teams = max(1, min(simdgroups // across, ceil_div(groups, c.profile.cores)))
+    return (min(ceil_div(groups, teams), WIDE_RESIDENT * c.profile.cores), 1, 1), 32 * across * teams
