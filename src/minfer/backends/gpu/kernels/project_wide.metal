@@ -67,22 +67,35 @@ inline piece piece_of(constant project_args & a, device const uchar * w0, device
     p.row0 = (has_glu ? R / 2 : R) * (group - before);
     return p;
 }
-// Begins to copy the slice of sum r to its slot, if `some`. Gives where in the first 16 bytes it begins there. A row past the
-// last is the last again: its sum is not used.
-inline uint copy_slice(piece p, uint slice, uint r, bool some, uint slot, uint lane, threadgroup uint4 * to) {
-    const bool up = has_glu && (r & 1);
-    const uint row = min(p.row0 + (has_glu ? r / 2 : r), p.rows - 1);
-    const uint row_bytes = up ? p.up_bytes : p.row_bytes, of_slice = up ? p.of_up : p.of_slice;
-    const ulong at = ulong(row) * row_bytes + slice * of_slice;
-    const uint shift = uint(at) & 15, bytes = shift + min(of_slice, row_bytes - slice * of_slice);
-    device const uchar * from = (up ? p.up : p.w) + (at - shift);
-    // The last 16 bytes can be more than the matrix has.
-    const uint n = !some ? 0 : row + 1 < p.rows ? (bytes + 15) / 16 : bytes / 16;
+// Begins to copy the slices of sums r and r + 1 to their slots; `shifts` are where in the first 16 bytes they begin there. A
+// row past the last is the last again: its sum is not used.
+inline void copy_slices(piece p, uint slice, uint r, uint slot, uint lane, threadgroup uint4 * slots, thread uint (&shifts)[R]) {
+    const uint row = p.row0 + (has_glu ? r / 2 : r);
 #pragma unroll
-    for (uint i = 0; i < slot / 16; i += SIMD)
-        if (i + lane < n) copy16(to + i + lane, (device const uint4 *)from + i + lane);
-    if (some && row + 1 == p.rows && 16 * n + lane < bytes) ((threadgroup uchar *)to)[16 * n + lane] = from[16 * n + lane];
-    return shift;
+    for (uint i = 0; i < 2; i++) {
+        const bool up = has_glu && i == 1;
+        const uint row_bytes = up ? p.up_bytes : p.row_bytes, of_slice = up ? p.of_up : p.of_slice;
+        const uint bytes = min(of_slice, row_bytes - slice * of_slice);
+        device const uchar * w = up ? p.up : p.w;
+        threadgroup uint4 * to = slots + (r + i) * (slot / 16);
+        if (row + 3 < p.rows) {  // up to 30 bytes more are copied: two rows follow that have them
+            const ulong at = ulong(row) * row_bytes + (has_glu ? 0 : i * row_bytes) + slice * of_slice;
+            const uint n = (bytes + 30) / 16;
+            shifts[r + i] = uint(at) & 15;
+            device const uint4 * from = (device const uint4 *)(w + 16 * lane + (at & ~ulong(15)));
+            if (lane < n) copy16(to + lane, from);
+            if (slot / 16 > SIMD && lane + SIMD < n) copy16(to + lane + SIMD, from + SIMD);
+            if (slot / 16 > 2 * SIMD && lane + 2 * SIMD < n) copy16(to + lane + 2 * SIMD, from + 2 * SIMD);
+        } else {  // the matrix's last 16 bytes can be fewer
+            const ulong at = ulong(min(row + (has_glu ? 0 : i), p.rows - 1)) * row_bytes + slice * of_slice;
+            device const uchar * from = w + (at & ~ulong(15));
+            shifts[r + i] = uint(at) & 15;
+            const uint whole = (shifts[r + i] + bytes) / 16, left = 16 * whole + lane;
+#pragma unroll 1
+            for (uint k = lane; k < whole; k += SIMD) copy16(to + k, (device const uint4 *)from + k);
+            if (left < shifts[r + i] + bytes) ((threadgroup uchar *)to)[left] = from[left];
+        }
+    }
 }
 // The lane's part of a row's sum, whose slice begins at `shift` in the slot `from`. A lane past the row's end has zeros for
 // inputs and takes a block that is there.
@@ -97,7 +110,7 @@ inline float slot_product(ushort type, uint n, uint shift, threadgroup const uin
 // The teams of all threadgroups share the rows evenly, R sums of one segment at a time. A simdgroup has a slice of 1024
 // inputs, as whole numbers in registers; it copies its slices of rows to R slots of its own, one ahead of each that it works
 // on. Inputs (normed, where there is a norm) are made whole numbers in threadgroup memory, all at once or pass by pass.
-[[max_total_threads_per_threadgroup(256)]]
+[[max_total_threads_per_threadgroup(640)]]
 kernel void project_wide(constant project_args & a [[buffer(0)]], device const float * x [[buffer(1)]],
                          device const float * gain [[buffer(2), function_constant(has_norm)]], device const uchar * w0 [[buffer(3)]],
                          device const uchar * w1 [[buffer(4), function_constant(has_1)]],
@@ -111,7 +124,7 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                          uint sg [[simdgroup_index_in_threadgroup]], uint sgs [[simdgroups_per_threadgroup]]) {
     threadgroup uint4 ring[RING / 16];
     threadgroup uint2 planes[3 * ACROSS * SLICE / 8];
-    threadgroup float block_steps[ACROSS * SLICE / 32];
+    threadgroup float block_steps[ACROSS * SLICE / 256];
     threadgroup float sums[2][SIMDS * TURN * R];  // in turn, so that one barrier a turn is enough
     threadgroup float chains[CHAINS * SIMD];
     device const uchar * s1 = w0, * s2 = w0;
@@ -131,8 +144,8 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     {
         const piece p = piece_of(a, w0, s1, s2, next);
 #pragma unroll
-        for (uint r = 0; r < R; r++) {
-            shifts[r] = copy_slice(p, own, r, next < end, slot, lane, slots + r * (slot / 16));
+        for (uint r = 0; r < R; r += 2) {
+            if (begin < end) copy_slices(p, own, r, slot, lane, slots, shifts);
             copies_end_group();
         }
         which_next = p.which;
@@ -154,7 +167,7 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
             const uint slice = min(pass * across + own, slices - 1), n = min(a.n_in - SLICE * slice, uint(SLICE));
             if (turn == 0 || passes > 1) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);  // the inputs before were read
-                for (uint i = 8 * tid; i < across * SLICE; i += 8 * SIMD * sgs) {  // four threads a block of 32
+                for (uint i = 8 * tid; i < across * SLICE; i += 8 * SIMD * sgs) {  // a simdgroup a block of 256
                     const uint at = pass * across * SLICE + i;
                     float4 p = float4(0.0f), q = float4(0.0f);
                     if (at < a.n_in) {
@@ -163,19 +176,17 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                     }
                     const uint4 f = max(as_type<uint4>(fabs(p)), as_type<uint4>(fabs(q)));  // in the order of the numbers; NaN is largest
                     uint bits = max(max(f.x, f.y), max(f.z, f.w));
-                    bits = max(bits, simd_shuffle_xor(bits, 1));
-                    bits = max(bits, simd_shuffle_xor(bits, 2));
-                    const float largest = as_type<float>(bits), inverse = largest > TINY ? LARGEST / largest : 0.0f;
+                    const float largest = as_type<float>(simd_max(bits)), inverse = largest > TINY ? LARGEST / largest : 0.0f;
                     const uint3 u = pack4(p, inverse), v = pack4(q, inverse);
                     planes[i / 8] = uint2(u.x, v.x);
                     planes[ACROSS * SLICE / 8 + i / 8] = uint2(u.y, v.y);
                     planes[2 * (ACROSS * SLICE / 8) + i / 8] = uint2(u.z, v.z);
-                    if ((tid & 3) == 0) block_steps[i / 32] = largest * (1.0f / LARGEST);
+                    if (lane == 0) block_steps[i / 256] = largest * (1.0f / LARGEST);
                 }
                 threadgroup_barrier(mem_flags::mem_threadgroup);
             }
             threadgroup const uint2 * inputs = planes + own * SLICE / 8;
-            threadgroup const float * steps = block_steps + own * SLICE / 32;
+            threadgroup const float * steps = block_steps + own * SLICE / 256;
             uint parts = 0;  // no inputs are in registers
             for (uint group = lot; group < lot_end; group++) {
                 const uint which = which_next;
@@ -188,23 +199,26 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                 const uint slice_next = min(pass_next * across + own, slices - 1);
                 float v[R];
 #pragma unroll
-                for (uint r = 0; r < R; r++) {
-                    threadgroup uint4 * from = slots + r * (slot / 16);
-                    const uint w = has_glu ? r & 1 : which;
-                    const bool first = w == 0 || (w == 1 ? type_1 : type_2) == type_0, second = w == 1 || type_2 == type_1;
-                    // Types differ in the inputs that a lane takes.
-                    if (r == 0 || (has_glu && parts_of(type_1) != parts_of(type_0))) {
-                        if (first && parts != parts_of(type_0)) load_inputs(type_0, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_0);
-                        else if (!first && second && parts != parts_of(type_1)) load_inputs(type_1, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_1);
-                        else if (!first && !second && parts != parts_of(type_2)) load_inputs(type_2, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_2);
+                for (uint r = 0; r < R; r += 2) {  // two at a time: each fills the other's waits
+                    copies_wait<R / 2 - 1>();
+                    simdgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+                    for (uint i = r; i < r + 2; i++) {
+                        const uint w = has_glu ? i & 1 : which;
+                        const bool first = w == 0 || (w == 1 ? type_1 : type_2) == type_0, second = w == 1 || type_2 == type_1;
+                        // Types differ in the inputs that a lane takes.
+                        if (i == 0 || (has_glu && parts_of(type_1) != parts_of(type_0))) {
+                            if (first && parts != parts_of(type_0)) load_inputs(type_0, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_0);
+                            else if (!first && second && parts != parts_of(type_1)) load_inputs(type_1, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_1);
+                            else if (!first && !second && parts != parts_of(type_2)) load_inputs(type_2, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_2);
+                        }
+                        threadgroup const uint4 * from = slots + i * (slot / 16);
+                        if (first) v[i] = slot_product(type_0, n, shifts[i], from, lane, in);
+                        else if (second) v[i] = slot_product(type_1, n, shifts[i], from, lane, in);
+                        else v[i] = slot_product(type_2, n, shifts[i], from, lane, in);
                     }
-                    copies_wait<R - 1>();
                     simdgroup_barrier(mem_flags::mem_threadgroup);
-                    if (first) v[r] = slot_product(type_0, n, shifts[r], from, lane, in);
-                    else if (second) v[r] = slot_product(type_1, n, shifts[r], from, lane, in);
-                    else v[r] = slot_product(type_2, n, shifts[r], from, lane, in);
-                    simdgroup_barrier(mem_flags::mem_threadgroup);
-                    shifts[r] = copy_slice(ahead, slice_next, r, next < end, slot, lane, from);
+                    if (next < end) copy_slices(ahead, slice_next, r, slot, lane, slots, shifts);
                     copies_end_group();
                 }
                 const float mine = lanes_sums<R>(v, lane);

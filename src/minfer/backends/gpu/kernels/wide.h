@@ -31,7 +31,7 @@ template <uint left> inline void copies_wait() {}
 
 // ---- inputs as whole numbers ---------------------------------------------------------------------------------------
 
-// An input block of 32 is v * step with v = 2^16 h + 2^8 m + l, h in -64 ... 63, m and l in -128 ... 127: v is rounded to
+// A block of 256 inputs is v * step with v = 2^16 h + 2^8 m + l, h in -64 ... 63, m and l in -128 ... 127: v is rounded to
 // 1 / LARGEST of the block's largest value, about a float's last bit. What is less than TINY is nothing.
 constant constexpr float LARGEST = 4161000.0f;  // v + BIAS fits 23 bits
 constant constexpr float TINY = 1e-30f;
@@ -45,11 +45,10 @@ inline uint3 pack4(float4 x, float inverse) {
     return uint3((h + 0x40404040u) ^ 0x80808080u, permute(ab, cd, 0x7632) ^ 0x80808080u, permute(ab, cd, 0x5410) ^ 0x80808080u);
 }
 
-// A lane's 32 inputs, as eight words of four in each plane: h, m, l. They are of `parts` blocks of 32, each with its step;
-// `sum` is that of the values.
+// A lane's 32 inputs, as eight words of four in each plane: h, m, l; `sum` is that of the values of a part.
 struct inputs32 {
     uint plane[3][8];
-    float step[4], sum[4];
+    float step, sum[4];
 };
 inline float joined(int3 sum) { return fma(float(sum.x), 65536.0f, float(sum.y * 256 + sum.z)); }
 inline int3 dot_planes(uint codes, thread const inputs32 & x, uint word, int3 sum) {
@@ -89,7 +88,7 @@ inline uint slice_bytes(ushort type) { return (is_super(type) ? 4 : 32) * block_
 // Of a slice in threadgroup memory: its start is up to 15 bytes into the first 16.
 inline uint slot_bytes(ushort type) { return (slice_bytes(type) + 30) / 16 * 16; }
 
-// The inputs at a lane's places of a slice: `planes` are three of `stride` pairs of words, `steps` one a block of 32.
+// The inputs at a lane's places of a slice: `planes` are three of `stride` pairs of words, `steps` one a block of 256.
 inline void load_inputs(ushort type, threadgroup const uint2 * planes, uint stride, threadgroup const float * steps, uint lane,
                         thread inputs32 & x) {
     const uint parts = parts_of(type), first = first_of(type, lane), words = 8 / parts;
@@ -101,13 +100,13 @@ inline void load_inputs(ushort type, threadgroup const uint2 * planes, uint stri
             const uint2 two = planes[p * stride + at / 8];
             x.plane[p][k] = two.x, x.plane[p][k + 1] = two.y;
         }
+    x.step = steps[lane / 8];
 #pragma unroll
     for (uint part = 0; part < parts; part++) {
         int3 sum = int3(0);
 #pragma unroll
         for (uint k = 0; k < words; k++) sum = dot_planes(0x01010101u, x, words * part + k, sum);
-        x.step[part] = steps[(first + 32 * part) / 32];
-        x.sum[part] = joined(sum) * x.step[part];
+        x.sum[part] = joined(sum) * x.step;
     }
 }
 
@@ -139,7 +138,7 @@ inline float dot32(ushort type, threadgroup const uint * s, uint at, uint lane, 
         if (type == Q8_0) {
 #pragma unroll
             for (uint k = 0; k < 8; k++) sum = dot_planes(funnel(w[k], w[k + 1], 16 + 8 * odd), x, k, sum);
-            return half_of(w[0] >> (8 * odd)) * x.step[0] * joined(sum);
+            return half_of(w[0] >> (8 * odd)) * x.step * joined(sum);
         }
         const uint codes = type == Q5_0 ? 6 : type == Q5_1 ? 8 : type == Q4_1 ? 4 : type == MXFP4 ? 1 : 2;  // where they begin
         const bool fifth = type == Q5_0 || type == Q5_1, levels = type == IQ4_NL || type == MXFP4;
@@ -153,9 +152,9 @@ inline float dot32(ushort type, threadgroup const uint * s, uint at, uint lane, 
             const uint high = levels ? level_bytes(table, q >> 4) : (q >> 4 & 0x0F0F0F0Fu) | (fifth ? fifth_bits(more, 4 * k + 16) : 0);
             sum = dot_planes(high, x, k + 4, dot_planes(low, x, k, sum));
         }
-        if (type == MXFP4) return mxfp4_scale(uchar(w[0] >> (8 * odd))) * x.step[0] * joined(sum);
+        if (type == MXFP4) return mxfp4_scale(uchar(w[0] >> (8 * odd))) * x.step * joined(sum);
         const half2 dm = as_type<half2>(w[0] >> (8 * odd));
-        total = float(dm.x) * x.step[0] * joined(sum);
+        total = float(dm.x) * x.step * joined(sum);
         if (levels) return total;
         return total + (aligned ? float(dm.y) : (type == Q4_0 ? -8.0f : -16.0f) * float(dm.x)) * x.sum[0];
     }
@@ -179,13 +178,13 @@ inline float dot32(ushort type, threadgroup const uint * s, uint at, uint lane, 
             sums[levels ? 0 : 1] = dot_planes(high, x, k + 4, sums[levels ? 0 : 1]);
         }
         const half2 dm = as_type<half2>(h.x);
-        if (levels) return float(dm.x) * scale_iq4_xs(h.y, h.x >> 16, u) * x.step[0] * joined(sums[0]);
+        if (levels) return float(dm.x) * scale_iq4_xs(h.y, h.x >> 16, u) * x.step * joined(sums[0]);
         // The 6-bit scales and minima of sub-blocks u / 2 * 2 and one more, two bytes each; as scale_min6 (weights.h).
         const uint by = 16 * (u / 2 & 1), a = h.y >> by, b = h.z >> by, c = h.w >> by;
         const uint scales = u < 4 ? a & 0x3F3Fu : (c & 0x0F0Fu) | (a >> 2 & 0x3030u);
         const uint minima = u < 4 ? b & 0x3F3Fu : (c >> 4 & 0x0F0Fu) | (b >> 2 & 0x3030u);
         const float4 f = bytes4((scales & 0xFFFFu) | minima << 16);
-        return float(dm.x) * (f.x * x.step[0] * joined(sums[0]) + f.y * x.step[1] * joined(sums[1])) -
+        return float(dm.x) * x.step * (f.x * joined(sums[0]) + f.y * joined(sums[1])) -
                float(dm.y) * (f.z * x.sum[0] + f.w * x.sum[1]);
     }
     // Q6_K, Q2_K, Q3_K. Scale 8 half_ + 2 part + j / 2 is a part's.
@@ -216,7 +215,7 @@ inline float dot32(ushort type, threadgroup const uint * s, uint at, uint lane, 
     }
     float4 y, sum;
 #pragma unroll
-    for (uint part = 0; part < 4; part++) y[part] = x.step[part] * joined(sums[part]), sum[part] = x.sum[part];
+    for (uint part = 0; part < 4; part++) y[part] = x.step * joined(sums[part]), sum[part] = x.sum[part];
     if (type == Q3_K) {
         const uint2 low = pair_at(s, at + 96);
         const uint3 packed = uint3(low, pair_at(s, at + 104).x);
