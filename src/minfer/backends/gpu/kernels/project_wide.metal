@@ -16,16 +16,18 @@ constant bool has_bias_2 = has_bias && has_2;
 constant bool has_add = epilogue == 2;
 constant bool has_glu = epilogue > 2;
 
-#define R 4          // sums a simdgroup makes at a time: of rows, or of R / 2 pairs of rows with swiglu and geglu
-#define SLICE 1024   // inputs of a simdgroup: 32 a lane
-#define ACROSS 5     // the most simdgroups that share a row; a longer one takes several passes
-#define TURN 4       // groups of R sums between barriers
-#define SIMDS 8      // the most simdgroups a threadgroup
+// What `lower/project.py` knows as well: a simdgroup takes R sums at a time, 2 over slices of 2048 inputs where a weight has
+// super-blocks, else 4 over slices of 1024.
+#define INPUTS 5120  // the most inputs in threadgroup memory
+#define ACROSS 5     // the most simdgroups that share a row
+#define SIMDS 6      // the most simdgroups a threadgroup
 #define RING 14336   // bytes of threadgroup memory for weights: R slots a simdgroup
+#define MOST 4       // the most sums at a time: of rows, or of both sides of pairs of rows with swiglu and geglu
+#define TURN 16      // sums of a team between barriers
 
 // N sums over the lanes: of values v[0 ... N) of each lane, a lane gets the sum that `owner` numbers. Halves are exchanged,
 // so N sums cost little more than one; the order is the tree of lanes 16, 8, 4, 2, 1 apart. N is a power of two.
-template <uint N> inline float lanes_sums(thread float (&v)[N], uint lane) {
+template <uint N> inline float lanes_sums(thread float (&v)[MOST], uint lane) {
     ushort apart = 16;
 #pragma unroll
     for (uint n = N / 2; n > 0; n /= 2, apart /= 2) {
@@ -39,78 +41,77 @@ template <uint N> inline float lanes_sums(thread float (&v)[N], uint lane) {
     for (; apart > 0; apart /= 2) v[0] += simd_shuffle_xor(v[0], apart);
     return v[0];
 }
-template <uint N> inline uint owner(uint lane) {
-    uint found = 0, apart = 16;
-    for (uint n = N / 2; n > 0; n /= 2, apart /= 2) found += (lane & apart) ? n : 0;
-    return found;
-}
+inline uint owner(uint n, uint lane) { return n == 2 ? lane / 16 : lane / 16 * 2 + (lane / 8 & 1); }
 
 // What a simdgroup takes for R sums: its slice of rows of one segment, or of both sides of pairs of rows.
 struct piece {
     device const uchar * w, * up;
-    uint row_bytes, up_bytes, of_slice, of_up, rows, row0, which;
+    ulong at, up_at;  // of the first row's slice
+    uint row_bytes, up_bytes, bytes, bytes_up, first, rows, which;
 };
 // Groups of R sums in segment i.
-inline uint groups_of(constant project_args & a, uint i) { return ((has_glu ? 2 : 1) * a.rows[i] + R - 1) / R; }
-inline piece piece_of(constant project_args & a, device const uchar * w0, device const uchar * w1, device const uchar * w2, uint group) {
+inline uint groups_of(constant project_args & a, uint i, uint R) { return ((has_glu ? 2 : 1) * a.rows[i] + R - 1) / R; }
+inline piece piece_of(constant project_args & a, device const uchar * w0, device const uchar * w1, device const uchar * w2, uint R,
+                      uint group, uint slice, uint n_slice) {
     piece p;
-    uint before = 0;
+    uint before = 0, of_slice = slice_bytes(type_0, n_slice);
     p.which = 0;
     p.w = w0, p.up = w1, p.rows = a.rows[0], p.row_bytes = a.row_bytes[0], p.up_bytes = a.row_bytes[1];
-    p.of_slice = slice_bytes(type_0), p.of_up = slice_bytes(type_1);
     if (has_1 && !has_glu) {
-        const uint g0 = groups_of(a, 0), g1 = g0 + groups_of(a, 1);
-        if (group >= g0) p.which = 1, before = g0, p.w = w1, p.rows = a.rows[1], p.row_bytes = a.row_bytes[1], p.of_slice = slice_bytes(type_1);
+        const uint g0 = groups_of(a, 0, R), g1 = g0 + groups_of(a, 1, R);
+        if (group >= g0) p.which = 1, before = g0, p.w = w1, p.rows = a.rows[1], p.row_bytes = a.row_bytes[1], of_slice = slice_bytes(type_1, n_slice);
         if (has_2 && group >= g1)
-            p.which = 2, before = g1, p.w = w2, p.rows = a.rows[2], p.row_bytes = a.row_bytes[2], p.of_slice = slice_bytes(type_2);
+            p.which = 2, before = g1, p.w = w2, p.rows = a.rows[2], p.row_bytes = a.row_bytes[2], of_slice = slice_bytes(type_2, n_slice);
     }
-    p.row0 = (has_glu ? R / 2 : R) * (group - before);
+    const uint of_up = slice_bytes(type_1, n_slice);
+    p.first = (has_glu ? R / 2 : R) * (group - before);
+    p.at = ulong(p.first) * p.row_bytes + slice * of_slice, p.up_at = ulong(p.first) * p.up_bytes + slice * of_up;
+    p.bytes = min(of_slice, p.row_bytes - slice * of_slice), p.bytes_up = min(of_up, p.up_bytes - slice * of_up);
     return p;
 }
-// Begins to copy the slices of sums r and r + 1 to their slots; `shifts` are where in the first 16 bytes they begin there. A
-// row past the last is the last again: its sum is not used.
-inline void copy_slices(piece p, uint slice, uint r, uint slot, uint lane, threadgroup uint4 * slots, thread uint (&shifts)[R]) {
-    const uint row = p.row0 + (has_glu ? r / 2 : r);
+// Begins to copy the slice of sum r to its slot. Gives where in the first 16 bytes it begins there. A row past the last is the
+// last again: its sum is not used.
+inline uint copy_slice(piece p, uint R, uint r, uint slot, uint lane, threadgroup uint4 * to) {
+    const bool up = has_glu && (r & 1);
+    const uint row = has_glu ? r / 2 : r, row_bytes = up ? p.up_bytes : p.row_bytes, bytes = up ? p.bytes_up : p.bytes;
+    const ulong start = up ? p.up_at : p.at;
+    device const uchar * w = up ? p.up : p.w;
+    if (p.first + R + 2 <= p.rows) {  // up to 30 bytes more are copied: two rows follow that have them
+        const ulong at = start + row * row_bytes;
+        const uint n = (bytes + 30) / 16;
+        device const uint4 * from = (device const uint4 *)(w + 16 * lane + (at & ~ulong(15)));
 #pragma unroll
-    for (uint i = 0; i < 2; i++) {
-        const bool up = has_glu && i == 1;
-        const uint row_bytes = up ? p.up_bytes : p.row_bytes, of_slice = up ? p.of_up : p.of_slice;
-        const uint bytes = min(of_slice, row_bytes - slice * of_slice);
-        device const uchar * w = up ? p.up : p.w;
-        threadgroup uint4 * to = slots + (r + i) * (slot / 16);
-        if (row + 3 < p.rows) {  // up to 30 bytes more are copied: two rows follow that have them
-            const ulong at = ulong(row) * row_bytes + (has_glu ? 0 : i * row_bytes) + slice * of_slice;
-            const uint n = (bytes + 30) / 16;
-            shifts[r + i] = uint(at) & 15;
-            device const uint4 * from = (device const uint4 *)(w + 16 * lane + (at & ~ulong(15)));
-            if (lane < n) copy16(to + lane, from);
-            if (slot / 16 > SIMD && lane + SIMD < n) copy16(to + lane + SIMD, from + SIMD);
-            if (slot / 16 > 2 * SIMD && lane + 2 * SIMD < n) copy16(to + lane + 2 * SIMD, from + 2 * SIMD);
-        } else {  // the matrix's last 16 bytes can be fewer
-            const ulong at = ulong(min(row + (has_glu ? 0 : i), p.rows - 1)) * row_bytes + slice * of_slice;
-            device const uchar * from = w + (at & ~ulong(15));
-            shifts[r + i] = uint(at) & 15;
-            const uint whole = (shifts[r + i] + bytes) / 16, left = 16 * whole + lane;
-#pragma unroll 1
-            for (uint k = lane; k < whole; k += SIMD) copy16(to + k, (device const uint4 *)from + k);
-            if (left < shifts[r + i] + bytes) ((threadgroup uchar *)to)[left] = from[left];
-        }
+        for (uint i = 0; i < slot / 16; i += SIMD)
+            if (i + lane < n) copy16(to + i + lane, from + i);
+        return uint(at) & 15;
     }
+    // The matrix's last 16 bytes can be fewer.
+    const ulong at = start + min(row, p.rows - 1 - p.first) * row_bytes;
+    const uint shift = uint(at) & 15, whole = (shift + bytes) / 16, left = 16 * whole + lane;
+    device const uchar * from = w + (at - shift);
+#pragma unroll 1
+    for (uint i = lane; i < whole; i += SIMD) copy16(to + i, (device const uint4 *)from + i);
+    if (left < shift + bytes) ((threadgroup uchar *)to)[left] = from[left];
+    return shift;
 }
-// The lane's part of a row's sum, whose slice begins at `shift` in the slot `from`. A lane past the row's end has zeros for
+// The lane's part of a row's sum, whose slice of n values begins at `shift` in a slot. A lane past the row's end has zeros for
 // inputs and takes a block that is there.
-inline float slot_product(ushort type, uint n, uint shift, threadgroup const uint4 * from, uint lane, thread const inputs32 & x) {
-    const uint last = n / (is_super(type) ? 256 : 32) - 1, bytes = block_bytes(type);
-    const uint at = (bytes % 16 ? shift : 0) + bytes * min(is_super(type) ? lane / 8 : lane, last);
-    return dot32(type, (threadgroup const uint *)from, at, lane, x);
+inline float slot_product(ushort type, uint words, uint n, uint shift, threadgroup const uint4 * slot, uint lane, thread const lane_inputs & x) {
+    const uint bytes = block_bytes(type), start = bytes % 16 ? shift : 0;
+    threadgroup const uint * s = (threadgroup const uint *)slot;
+    if (is_super(type)) return super_product(type, s, start + bytes * min(lane / 4, n / 256 - 1), lane, x);
+    if (words == 8) return block_product(type, s, start + bytes * min(lane, n / 32 - 1), 0, x);
+    return block_product(type, s, start + bytes * min(2 * lane, n / 32 - 1), 0, x) +
+           block_product(type, s, start + bytes * min(2 * lane + 1, n / 32 - 1), 1, x);
 }
 
 // y (n_out): the segments' rows in order, or act(gate) * up for a pair of rows; as `project` (project.metal), one token, and
 // no plain weights. Grid: x, any number of threadgroups. Threads: whole teams of simdgroups that share rows, `across` each.
-// The teams of all threadgroups share the rows evenly, R sums of one segment at a time. A simdgroup has a slice of 1024
-// inputs, as whole numbers in registers; it copies its slices of rows to R slots of its own, one ahead of each that it works
-// on. Inputs (normed, where there is a norm) are made whole numbers in threadgroup memory, all at once or pass by pass.
-[[max_total_threads_per_threadgroup(640)]]
+// The teams of all threadgroups share the rows evenly, R sums of one segment at a time. A simdgroup has a slice of inputs, as
+// whole numbers in registers; it copies its slices of rows to R slots of its own, the next ones while it works on these.
+// Inputs (normed, where there is a norm) are made whole numbers in threadgroup memory, all at once or pass by pass.
+// The stated number of threads is more than are launched: it bounds the registers, so that four threadgroups fit a core.
+[[max_total_threads_per_threadgroup(512)]]
 kernel void project_wide(constant project_args & a [[buffer(0)]], device const float * x [[buffer(1)]],
                          device const float * gain [[buffer(2), function_constant(has_norm)]], device const uchar * w0 [[buffer(3)]],
                          device const uchar * w1 [[buffer(4), function_constant(has_1)]],
@@ -123,29 +124,32 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                          uint tid [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                          uint sg [[simdgroup_index_in_threadgroup]], uint sgs [[simdgroups_per_threadgroup]]) {
     threadgroup uint4 ring[RING / 16];
-    threadgroup uint2 planes[3 * ACROSS * SLICE / 8];
-    threadgroup float block_steps[ACROSS * SLICE / 256];
-    threadgroup float sums[2][SIMDS * TURN * R];  // in turn, so that one barrier a turn is enough
+    threadgroup uint4 planes[3 * INPUTS / 16];
+    threadgroup float steps[INPUTS / 256];
+    threadgroup float sums[2][SIMDS * TURN];  // in turn, so that one barrier a turn is enough
     threadgroup float chains[CHAINS * SIMD];
     device const uchar * s1 = w0, * s2 = w0;
     if (has_1) s1 = w1;
     if (has_2) s2 = w2;
-    const uint slot = max(slot_bytes(type_0), max(slot_bytes(type_1), slot_bytes(type_2))), most = min(uint(ACROSS), RING / (R * slot));
-    const uint slices = (a.n_in + SLICE - 1) / SLICE, passes = (slices + most - 1) / most, across = (slices + passes - 1) / passes;
+    const bool supers = is_super(type_0) || is_super(type_1) || is_super(type_2);
+    const uint words = supers ? 16 : 8, n_slice = 4 * SIMD * words, R = supers ? 2 : 4, lot = TURN / R;
+    const uint slot = (max(slice_bytes(type_0, n_slice), max(slice_bytes(type_1, n_slice), slice_bytes(type_2, n_slice))) + 30) / 16 * 16;
+    const uint most = min(min(uint(ACROSS), INPUTS / n_slice), RING / (R * slot));
+    const uint slices = (a.n_in + n_slice - 1) / n_slice, passes = (slices + most - 1) / most, across = (slices + passes - 1) / passes;
     const uint teams = sgs / across, team = sg / across, own = sg % across;
-    // Of the groups of R sums this team has begin ... end, TURN at a time: lot ... lot_end, all passes of them.
-    const uint groups = groups_of(a, 0) + (has_1 && !has_glu ? groups_of(a, 1) : 0) + (has_2 ? groups_of(a, 2) : 0);
+    // Of the groups of R sums this team has begin ... end, `lot` a turn, all passes of them.
+    const uint groups = groups_of(a, 0, R) + (has_1 && !has_glu ? groups_of(a, 1, R) : 0) + (has_2 ? groups_of(a, 2, R) : 0);
     const uint share = groups / (tgs * teams), more = groups % (tgs * teams), number = tg * teams + team;
     const uint begin = share * number + min(number, more), end = begin + share + (number < more ? 1 : 0);
-    const uint turns = (share + (more > 0 ? 1 : 0) + TURN - 1) / TURN;
+    const uint turns = (share + (more > 0 ? 1 : 0) + lot - 1) / lot;
     threadgroup uint4 * slots = ring + sg * R * (slot / 16);
-    // What is copied next: group `next` of `pass_next`.
-    uint next = begin, next_lot = begin, next_end = min(begin + TURN, end), pass_next = 0, which_next, shifts[R];
-    {
-        const piece p = piece_of(a, w0, s1, s2, next);
+    // What is copied next: group `next` in pass `pass_next` of the turn's groups from `next_lot` on.
+    uint next = begin, next_lot = begin, next_end = min(begin + lot, end), pass_next = 0, which_next = 0, shifts[MOST];
+    if (begin < end) {
+        const piece p = piece_of(a, w0, s1, s2, R, next, own, n_slice);
 #pragma unroll
-        for (uint r = 0; r < R; r += 2) {
-            if (begin < end) copy_slices(p, own, r, slot, lane, slots, shifts);
+        for (uint r = 0; r < R; r++) {
+            shifts[r] = copy_slice(p, R, r, slot, lane, slots + r * (slot / 16));
             copies_end_group();
         }
         which_next = p.which;
@@ -159,92 +163,94 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
         for (uint c = 1; c < CHAINS; c++) s += chains[SIMD * c + lane];
         scale = norm_scale(simd_sum(s), a.n_in, a.eps);
     }
-    inputs32 in;
+    lane_inputs in;
     for (uint turn = 0; turn < turns; turn++) {
-        const uint lot = min(begin + TURN * turn, end), lot_end = min(lot + TURN, end);
-        threadgroup float * meet = sums[turn & 1] + sg * TURN * R;
+        const uint from = min(begin + lot * turn, end), to = min(from + lot, end);
+        threadgroup float * meet = sums[turn & 1] + sg * TURN;
         for (uint pass = 0; pass < passes; pass++) {
-            const uint slice = min(pass * across + own, slices - 1), n = min(a.n_in - SLICE * slice, uint(SLICE));
+            // A simdgroup past the last slice takes it again, times zeros.
+            const uint slice = min(pass * across + own, slices - 1), n = min(a.n_in - n_slice * slice, n_slice);
             if (turn == 0 || passes > 1) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);  // the inputs before were read
-                for (uint i = 8 * tid; i < across * SLICE; i += 8 * SIMD * sgs) {  // a simdgroup a block of 256
-                    const uint at = pass * across * SLICE + i;
+                for (uint i = 8 * tid; i < across * n_slice; i += 8 * SIMD * sgs) {  // a simdgroup a block of 256
+                    const uint at = pass * across * n_slice + i;
                     float4 p = float4(0.0f), q = float4(0.0f);
                     if (at < a.n_in) {
                         p = load4(x + at), q = load4(x + at + 4);
                         if (has_norm) p = p * scale * load4(gain + at), q = q * scale * load4(gain + at + 4);
                     }
                     const uint4 f = max(as_type<uint4>(fabs(p)), as_type<uint4>(fabs(q)));  // in the order of the numbers; NaN is largest
-                    uint bits = max(max(f.x, f.y), max(f.z, f.w));
-                    const float largest = as_type<float>(simd_max(bits)), inverse = largest > TINY ? LARGEST / largest : 0.0f;
+                    const float largest = as_type<float>(simd_max(max(max(f.x, f.y), max(f.z, f.w))));
+                    const float inverse = largest > TINY ? LARGEST / largest : 0.0f;
                     const uint3 u = pack4(p, inverse), v = pack4(q, inverse);
-                    planes[i / 8] = uint2(u.x, v.x);
-                    planes[ACROSS * SLICE / 8 + i / 8] = uint2(u.y, v.y);
-                    planes[2 * (ACROSS * SLICE / 8) + i / 8] = uint2(u.z, v.z);
-                    if (lane == 0) block_steps[i / 256] = largest * (1.0f / LARGEST);
+                    threadgroup uint2 * pairs = (threadgroup uint2 *)planes + i / 8;
+                    pairs[0] = uint2(u.x, v.x), pairs[INPUTS / 8] = uint2(u.y, v.y), pairs[2 * INPUTS / 8] = uint2(u.z, v.z);
+                    if (lane == 0) steps[i / 256] = largest * (1.0f / LARGEST);
                 }
                 threadgroup_barrier(mem_flags::mem_threadgroup);
             }
-            threadgroup const uint2 * inputs = planes + own * SLICE / 8;
-            threadgroup const float * steps = block_steps + own * SLICE / 256;
-            uint parts = 0;  // no inputs are in registers
-            for (uint group = lot; group < lot_end; group++) {
+            threadgroup const uint4 * inputs = planes + own * n_slice / 16;
+            const float step = steps[(own * n_slice + 4 * words * lane) / 256];
+            uint places = 2;  // as whose type inputs are in registers: none yet
+            for (uint group = from; group < to; group++) {
                 const uint which = which_next;
                 if (++next == next_end) {
                     if (++pass_next < passes) next = next_lot;
-                    else pass_next = 0, next_lot = next_end, next_end = min(next_end + TURN, end);
+                    else pass_next = 0, next_lot = next_end, next_end = min(next_end + lot, end);
                 }
-                const piece ahead = piece_of(a, w0, s1, s2, next);
+                const piece ahead = piece_of(a, w0, s1, s2, R, next, min(pass_next * across + own, slices - 1), n_slice);
                 which_next = ahead.which;
-                const uint slice_next = min(pass_next * across + own, slices - 1);
-                float v[R];
+                float v[MOST];
 #pragma unroll
-                for (uint r = 0; r < R; r += 2) {  // two at a time: each fills the other's waits
-                    copies_wait<R / 2 - 1>();
+                for (uint r = 0; r < R; r += R / 2) {  // two at a time of 32 values a lane: each fills the other's waits
+                    if (supers) copies_wait<1>();
+                    else copies_wait<2>();
                     simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-                    for (uint i = r; i < r + 2; i++) {
+                    for (uint i = r; i < r + R / 2; i++) {
                         const uint w = has_glu ? i & 1 : which;
                         const bool first = w == 0 || (w == 1 ? type_1 : type_2) == type_0, second = w == 1 || type_2 == type_1;
-                        // Types differ in the inputs that a lane takes.
-                        if (i == 0 || (has_glu && parts_of(type_1) != parts_of(type_0))) {
-                            if (first && parts != parts_of(type_0)) load_inputs(type_0, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_0);
-                            else if (!first && second && parts != parts_of(type_1)) load_inputs(type_1, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_1);
-                            else if (!first && !second && parts != parts_of(type_2)) load_inputs(type_2, inputs, ACROSS * SLICE / 8, steps, lane, in), parts = parts_of(type_2);
-                        }
-                        threadgroup const uint4 * from = slots + i * (slot / 16);
-                        if (first) v[i] = slot_product(type_0, n, shifts[i], from, lane, in);
-                        else if (second) v[i] = slot_product(type_1, n, shifts[i], from, lane, in);
-                        else v[i] = slot_product(type_2, n, shifts[i], from, lane, in);
+                        const bool quartered = is_quartered(type_0) && first || is_quartered(type_1) && !first && second || is_quartered(type_2) && !first && !second;
+                        if (places != uint(quartered)) load_inputs(quartered, words, inputs, INPUTS / 16, lane, in);
+                        places = quartered;
+                        threadgroup const uint4 * of = slots + i * (slot / 16);
+                        if (first) v[i] = slot_product(type_0, words, n, shifts[i], of, lane, in);
+                        else if (second) v[i] = slot_product(type_1, words, n, shifts[i], of, lane, in);
+                        else v[i] = slot_product(type_2, words, n, shifts[i], of, lane, in);
                     }
                     simdgroup_barrier(mem_flags::mem_threadgroup);
-                    if (next < end) copy_slices(ahead, slice_next, r, slot, lane, slots, shifts);
-                    copies_end_group();
+#pragma unroll
+                    for (uint i = r; i < r + R / 2; i++) {
+                        if (next < end) shifts[i] = copy_slice(ahead, R, i, slot, lane, slots + i * (slot / 16));
+                        copies_end_group();
+                    }
                 }
-                const float mine = lanes_sums<R>(v, lane);
+#pragma unroll
+                for (uint r = 0; r < R; r++) v[r] *= step;
+                const float mine = supers ? lanes_sums<2>(v, lane) : lanes_sums<4>(v, lane);
                 if (lane % (SIMD / R) == 0) {
-                    threadgroup float * to = meet + R * (group - lot) + owner<R>(lane);
-                    *to = pass > 0 ? *to + mine : mine;
+                    threadgroup float * sum = meet + R * (group - from) + owner(R, lane);
+                    *sum = pass > 0 ? *sum + mine : mine;
                 }
             }
         }
         // The sums of a team meet; one of its threads ends a row.
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        const uint n = has_glu ? R / 2 : R, t = lane + SIMD * own;
-        if (t < n * (lot_end - lot)) {
-            const piece p = piece_of(a, w0, s1, s2, lot + t / n);
-            const uint row = p.row0 + t % n, to = row + (p.which > 0 ? a.rows[0] : 0) + (p.which > 1 ? a.rows[1] : 0);
-            threadgroup const float * of = sums[turn & 1] + team * across * TURN * R + (has_glu ? 2 : 1) * t;
+        const uint rows = has_glu ? R / 2 : R, t = lane + SIMD * own;
+        if (t < rows * (to - from)) {
+            const piece p = piece_of(a, w0, s1, s2, R, from + t / rows, 0, n_slice);
+            const uint row = p.first + t % rows, out = row + (p.which > 0 ? a.rows[0] : 0) + (p.which > 1 ? a.rows[1] : 0);
+            threadgroup const float * of = sums[turn & 1] + team * across * TURN + (has_glu ? 2 : 1) * t;
             float s = 0, u = 0;
-            for (uint i = 0; i < across; i++, of += TURN * R) {
+            for (uint i = 0; i < across; i++, of += TURN) {
                 s += of[0];
                 if (has_glu) u += of[1];
             }
             if (row < p.rows) {
                 if (has_glu) s = (epilogue == 3 ? silu(s) : gelu(s)) * u;
                 if (has_bias) s += p.which == 0 ? b0[row] : p.which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
-                if (has_add) s = residual[to] + s;
-                y[to] = s;
+                if (has_add) s = residual[out] + s;
+                y[out] = s;
             }
         }
     }

@@ -45,29 +45,24 @@ inline uint3 pack4(float4 x, float inverse) {
     return uint3((h + 0x40404040u) ^ 0x80808080u, permute(ab, cd, 0x7632) ^ 0x80808080u, permute(ab, cd, 0x5410) ^ 0x80808080u);
 }
 
-// A lane's 32 inputs, as eight words of four in each plane: h, m, l; `sum` is that of the values of a part.
-struct inputs32 {
-    uint plane[3][8];
-    float step, sum[4];
+// A lane's inputs: `words` words of four in each plane, h, m and l, and the sums of the values of its parts.
+struct lane_inputs {
+    uint plane[3][16];
+    float sum[4];
 };
 inline float joined(int3 sum) { return fma(float(sum.x), 65536.0f, float(sum.y * 256 + sum.z)); }
-inline int3 dot_planes(uint codes, thread const inputs32 & x, uint word, int3 sum) {
+inline int3 dot_planes(uint codes, thread const lane_inputs & x, uint word, int3 sum) {
     return int3(dot_bytes(codes, x.plane[0][word], sum.x), dot_bytes(codes, x.plane[1][word], sum.y),
                 dot_bytes(codes, x.plane[2][word], sum.z));
 }
 
-// ---- a lane's part of a slice of 1024 values ---------------------------------------------------------------------------
+// ---- a lane's part of a slice --------------------------------------------------------------------------------------------
 //
-//   blocks, IQ4_XS     one block of 32
-//   Q4_K, Q5_K         u = lane % 8 of a super-block: 16 values from 64 (u / 2) + 16 (u % 2) and the 16 that are 32 further
-//   Q2_K, Q3_K, Q6_K   four times 8 values, 32 apart, from 128 (u / 4) + 8 (u % 4)
-// so that a lane's codes lie side by side, and each of its parts has one scale.
-inline uint parts_of(ushort type) { return !is_super(type) || type == IQ4_XS ? 1 : type == Q4_K || type == Q5_K ? 2 : 4; }
-inline uint first_of(ushort type, uint lane) {
-    const uint parts = parts_of(type), u = lane & 7;
-    if (parts == 1) return 32 * lane;
-    return 256 * (lane / 8) + (parts == 2 ? 64 * (u / 2) + 16 * (u & 1) : 128 * (u / 4) + 8 * (u & 3));
-}
+// A simdgroup takes slices of a row: 2048 values, 64 a lane, where any of its types has super-blocks; else 1024, 32 a lane.
+//   blocks, IQ4_XS   whole blocks of 32, side by side; each is a part
+//   super-blocks     four parts of 16, 32 apart, from 128 (u / 2) + 16 (u % 2), u = lane % 4: their codes lie side by side
+// so that each part has one scale.
+inline bool is_quartered(ushort type) { return is_super(type) && type != IQ4_XS; }
 inline uint block_bytes(ushort type) {
     switch (type) {
         case Q8_0: return 34;
@@ -84,153 +79,148 @@ inline uint block_bytes(ushort type) {
         default: return 18;  // Q4_0, IQ4_NL
     }
 }
-inline uint slice_bytes(ushort type) { return (is_super(type) ? 4 : 32) * block_bytes(type); }
-// Of a slice in threadgroup memory: its start is up to 15 bytes into the first 16.
-inline uint slot_bytes(ushort type) { return (slice_bytes(type) + 30) / 16 * 16; }
+inline uint slice_bytes(ushort type, uint slice) { return slice / (is_super(type) ? 256 : 32) * block_bytes(type); }
 
-// The inputs at a lane's places of a slice: `planes` are three of `stride` pairs of words, `steps` one a block of 256.
-inline void load_inputs(ushort type, threadgroup const uint2 * planes, uint stride, threadgroup const float * steps, uint lane,
-                        thread inputs32 & x) {
-    const uint parts = parts_of(type), first = first_of(type, lane), words = 8 / parts;
+// The inputs at a lane's places of a slice: `planes` are three of `stride` times four words.
+inline void load_inputs(bool quartered, uint words, threadgroup const uint4 * planes, uint stride, uint lane, thread lane_inputs & x) {
+    const uint first = quartered ? 256 * (lane / 4) + 128 * (lane / 2 & 1) + 16 * (lane & 1) : 4 * words * lane;
 #pragma unroll
     for (uint p = 0; p < 3; p++)
 #pragma unroll
-        for (uint k = 0; k < 8; k += 2) {
-            const uint at = first + 32 * (k / words) + 4 * (k % words);
-            const uint2 two = planes[p * stride + at / 8];
-            x.plane[p][k] = two.x, x.plane[p][k + 1] = two.y;
+        for (uint k = 0; k < words; k += 4) {
+            const uint4 four = planes[p * stride + (first + (quartered ? 8 : 4) * k) / 16];
+            for (uint i = 0; i < 4; i++) x.plane[p][k + i] = four[i];
         }
-    x.step = steps[lane / 8];
+    const uint of_part = quartered ? 4 : 8;
 #pragma unroll
-    for (uint part = 0; part < parts; part++) {
+    for (uint part = 0; part < words / of_part; part++) {
         int3 sum = int3(0);
 #pragma unroll
-        for (uint k = 0; k < words; k++) sum = dot_planes(0x01010101u, x, words * part + k, sum);
-        x.sum[part] = joined(sum) * x.step;
+        for (uint k = 0; k < of_part; k++) sum = dot_planes(0x01010101u, x, of_part * part + k, sum);
+        x.sum[part] = joined(sum);
     }
 }
 
-// ---- products ----------------------------------------------------------------------------------------------------------
+// ---- products ------------------------------------------------------------------------------------------------------------
 
 inline uint level_bytes(constant const float * levels, uint nibbles) {  // one code a byte
     return as_type<uint>(char4(levels4(levels, nibbles)));
 }
-inline uint half_word(threadgroup const uint * s, uint at) { return s[at / 4] >> (8 * (at & 2)) & 0xFFFFu; }  // `at` is even
+inline float added(float4 x) { return (x.x + x.y) + (x.z + x.w); }
+inline float half_of(uint bits) { return float(as_type<half2>(bits).x); }
+inline float half_word(threadgroup const uint * s, uint at) { return half_of(s[at / 4] >> (8 * (at & 2))); }  // `at` is even
 inline uint2 pair_at(threadgroup const uint * s, uint at) {  // 8 bytes from any place
     const uint a = s[at / 4], b = s[at / 4 + 1], c = s[at / 4 + 2], by = 8 * (at & 3);
     return uint2(funnel(a, b, by), funnel(b, c, by));
 }
-inline float half_of(uint bits) { return float(as_type<half2>(bits).x); }
+inline uint4 quad_at(threadgroup const uint * s, uint at) {  // 16 bytes from any place
+    const uint a = s[at / 4], b = s[at / 4 + 1], c = s[at / 4 + 2], d = s[at / 4 + 3], e = s[at / 4 + 4], by = 8 * (at & 3);
+    return uint4(funnel(a, b, by), funnel(b, c, by), funnel(c, d, by), funnel(d, e, by));
+}
 
-// The sum of a lane's weights times its inputs. In words s, its block or super-block begins at byte `at`, a multiple of what
+// The sum of a block's weights times its inputs' whole numbers, part `part`. In words s, the block begins at byte `at`, a multiple of what
 // the block's size is a multiple of.
-inline float dot32(ushort type, threadgroup const uint * s, uint at, uint lane, thread const inputs32 & x) {
-    const uint u = lane & 7;
-    float total = 0;
-    if (!is_super(type)) {
-        // The block as words from the aligned place before it: byte f of it is at bit 8 * (f + odd).
-        const bool aligned = type == Q4_1 || type == Q5_1;
-        const uint odd = aligned ? 0 : at & 3, n = (block_bytes(type) + 5) / 4;
-        uint w[9];
+inline float block_product(ushort type, threadgroup const uint * s, uint at, uint part, thread const lane_inputs & x) {
+    // The block as words from the aligned place before it: byte f of it is at bit 8 * (f + odd).
+    const bool aligned = type == Q4_1 || type == Q5_1;
+    const uint odd = aligned ? 0 : at & 3, n = (block_bytes(type) + 5) / 4;
+    uint w[9];
 #pragma unroll
-        for (uint k = 0; k < n; k++) w[k] = s[at / 4 + k];
-        int3 sum = int3(0);
-        if (type == Q8_0) {
+    for (uint k = 0; k < n; k++) w[k] = s[at / 4 + k];
+    int3 sum = int3(0);
+    if (type == Q8_0) {
 #pragma unroll
-            for (uint k = 0; k < 8; k++) sum = dot_planes(funnel(w[k], w[k + 1], 16 + 8 * odd), x, k, sum);
-            return half_of(w[0] >> (8 * odd)) * x.step * joined(sum);
+        for (uint k = 0; k < 8; k++) sum = dot_planes(funnel(w[k], w[k + 1], 16 + 8 * odd), x, 8 * part + k, sum);
+        return half_of(w[0] >> (8 * odd)) * joined(sum);
+    }
+    const uint codes = type == Q5_0 ? 6 : type == Q5_1 ? 8 : type == Q4_1 ? 4 : type == MXFP4 ? 1 : 2;  // where they begin
+    const bool fifth = type == Q5_0 || type == Q5_1, levels = type == IQ4_NL || type == MXFP4;
+    constant const float * table = type == IQ4_NL ? IQ4_LEVELS : MXFP4_LEVELS;
+    const uint more = type == Q5_0 ? funnel(w[0], w[1], 16 + 8 * odd) : w[1];
+#pragma unroll
+    for (uint k = 0; k < 4; k++) {
+        const uint i = codes / 4 + k;
+        const uint q = aligned ? w[i] : funnel(w[i], w[i + 1], 8 * (codes & 3) + 8 * odd);
+        const uint low = levels ? level_bytes(table, q) : (q & 0x0F0F0F0Fu) | (fifth ? fifth_bits(more, 4 * k) : 0);
+        const uint high = levels ? level_bytes(table, q >> 4) : (q >> 4 & 0x0F0F0F0Fu) | (fifth ? fifth_bits(more, 4 * k + 16) : 0);
+        sum = dot_planes(high, x, 8 * part + k + 4, dot_planes(low, x, 8 * part + k, sum));
+    }
+    if (type == MXFP4) return mxfp4_scale(uchar(w[0] >> (8 * odd))) * joined(sum);
+    const half2 dm = as_type<half2>(w[0] >> (8 * odd));
+    const float total = float(dm.x) * joined(sum);
+    if (levels) return total;
+    return total + (aligned ? float(dm.y) : (type == Q4_0 ? -8.0f : -16.0f) * float(dm.x)) * x.sum[part];
+}
+
+// The same of a lane's 64 values of a super-block that begins at byte `at`.
+inline float super_product(ushort type, threadgroup const uint * s, uint at, uint lane, thread const lane_inputs & x) {
+    const uint u = lane & 3, half_ = u / 2, odd = u & 1, i = at / 4;
+    threadgroup const uint4 * fours = (threadgroup const uint4 *)(s + i);  // of a super-block that is a multiple of 16 bytes
+    if (type == IQ4_XS) {
+        const uint2 h = *(threadgroup const uint2 *)(s + i);
+        float total = 0;
+#pragma unroll
+        for (uint part = 0; part < 2; part++) {
+            int3 sum = int3(0);
+#pragma unroll
+            for (uint k = 0; k < 4; k++) {
+                const uint q = s[i + 2 + 8 * u + 4 * part + k];
+                sum = dot_planes(level_bytes(IQ4_LEVELS, q), x, 8 * part + k, sum);
+                sum = dot_planes(level_bytes(IQ4_LEVELS, q >> 4), x, 8 * part + k + 4, sum);
+            }
+            total += scale_iq4_xs(h.y, h.x >> 16, 2 * u + part) * joined(sum);
         }
-        const uint codes = type == Q5_0 ? 6 : type == Q5_1 ? 8 : type == Q4_1 ? 4 : type == MXFP4 ? 1 : 2;  // where they begin
-        const bool fifth = type == Q5_0 || type == Q5_1, levels = type == IQ4_NL || type == MXFP4;
-        constant const float * table = type == IQ4_NL ? IQ4_LEVELS : MXFP4_LEVELS;
-        const uint more = type == Q5_0 ? funnel(w[0], w[1], 16 + 8 * odd) : w[1];
-#pragma unroll
-        for (uint k = 0; k < 4; k++) {
-            const uint i = codes / 4 + k;
-            const uint q = aligned ? w[i] : funnel(w[i], w[i + 1], 8 * (codes & 3) + 8 * odd);
-            const uint low = levels ? level_bytes(table, q) : (q & 0x0F0F0F0Fu) | (fifth ? fifth_bits(more, 4 * k) : 0);
-            const uint high = levels ? level_bytes(table, q >> 4) : (q >> 4 & 0x0F0F0F0Fu) | (fifth ? fifth_bits(more, 4 * k + 16) : 0);
-            sum = dot_planes(high, x, k + 4, dot_planes(low, x, k, sum));
-        }
-        if (type == MXFP4) return mxfp4_scale(uchar(w[0] >> (8 * odd))) * x.step * joined(sum);
-        const half2 dm = as_type<half2>(w[0] >> (8 * odd));
-        total = float(dm.x) * x.step * joined(sum);
-        if (levels) return total;
-        return total + (aligned ? float(dm.y) : (type == Q4_0 ? -8.0f : -16.0f) * float(dm.x)) * x.sum[0];
+        return half_of(h.x) * total;
+    }
+    uint4 h = uint4(0), a, b = uint4(0), more = uint4(0);
+    uint2 scales = uint2(0);
+    if (type == Q4_K || type == Q5_K) {
+        const uint codes = (type == Q4_K ? 1 : 3) + 4 * half_ + odd;
+        h = fours[0], a = fours[codes], b = fours[codes + 2];
+        if (type == Q5_K) more = fours[1 + odd] >> (4 * half_);
+    } else if (type == Q6_K) {
+        a = quad_at(s, at + 64 * half_ + 16 * odd), b = quad_at(s, at + 64 * half_ + 32 + 16 * odd);
+        more = quad_at(s, at + 128 + 32 * half_ + 16 * odd), scales = pair_at(s, at + 192 + 8 * half_);
+    } else if (type == Q2_K) {
+        for (uint k = 0; k < 4; k++) a[k] = s[i + 4 + 8 * half_ + 4 * odd + k];
+        scales = uint2(s[i + 2 * half_], s[i + 2 * half_ + 1]);
+    } else {
+        a = quad_at(s, at + 32 + 32 * half_ + 16 * odd), more = quad_at(s, at + 16 * odd) >> (4 * half_);
     }
     int3 sums[4] = {int3(0), int3(0), int3(0), int3(0)};
-    if (type == Q4_K || type == Q5_K || type == IQ4_XS) {
-        const bool levels = type == IQ4_XS;
-        uint4 h = uint4(0), q, more = uint4(0);
-        if (levels) {
-            const uint2 a = *(threadgroup const uint2 *)(s + at / 4 + 2 + 4 * u), b = *(threadgroup const uint2 *)(s + at / 4 + 4 + 4 * u);
-            h.xy = *(threadgroup const uint2 *)(s + at / 4), q = uint4(a, b);
-        } else {
-            h = *(threadgroup const uint4 *)(s + at / 4), q = *(threadgroup const uint4 *)(s + at / 4 + (type == Q4_K ? 4 : 12) + 4 * u);
-            if (type == Q5_K) more = *(threadgroup const uint4 *)(s + at / 4 + 4 + 4 * (u & 1)) >> (u / 2 * 2);
-        }
 #pragma unroll
-        for (uint k = 0; k < 4; k++) {
-            uint low = levels ? level_bytes(IQ4_LEVELS, q[k]) : q[k] & 0x0F0F0F0Fu;
-            uint high = levels ? level_bytes(IQ4_LEVELS, q[k] >> 4) : q[k] >> 4 & 0x0F0F0F0Fu;
-            if (type == Q5_K) low |= (more[k] & 0x01010101u) << 4, high |= (more[k] & 0x02020202u) << 3;
-            sums[0] = dot_planes(low, x, k, sums[0]);
-            sums[levels ? 0 : 1] = dot_planes(high, x, k + 4, sums[levels ? 0 : 1]);
-        }
-        const half2 dm = as_type<half2>(h.x);
-        if (levels) return float(dm.x) * scale_iq4_xs(h.y, h.x >> 16, u) * x.step * joined(sums[0]);
-        // The 6-bit scales and minima of sub-blocks u / 2 * 2 and one more, two bytes each; as scale_min6 (weights.h).
-        const uint by = 16 * (u / 2 & 1), a = h.y >> by, b = h.z >> by, c = h.w >> by;
-        const uint scales = u < 4 ? a & 0x3F3Fu : (c & 0x0F0Fu) | (a >> 2 & 0x3030u);
-        const uint minima = u < 4 ? b & 0x3F3Fu : (c >> 4 & 0x0F0Fu) | (b >> 2 & 0x3030u);
-        const float4 f = bytes4((scales & 0xFFFFu) | minima << 16);
-        return float(dm.x) * x.step * (f.x * joined(sums[0]) + f.y * joined(sums[1])) -
-               float(dm.y) * (f.z * x.sum[0] + f.w * x.sum[1]);
-    }
-    // Q6_K, Q2_K, Q3_K. Scale 8 half_ + 2 part + j / 2 is a part's.
-    const uint half_ = u / 4, j = u & 3;
-    uint2 q, b = uint2(0), more = uint2(0), scales = uint2(0);
-    if (type == Q6_K) {
-        q = pair_at(s, at + 64 * half_ + 8 * j), b = pair_at(s, at + 64 * half_ + 32 + 8 * j);
-        more = pair_at(s, at + 128 + 32 * half_ + 8 * j), scales = pair_at(s, at + 192 + 8 * half_);
-    } else if (type == Q2_K) {
-        const uint i = at / 4;
-        q = uint2(s[i + 4 + 8 * half_ + 2 * j], s[i + 5 + 8 * half_ + 2 * j]), scales = uint2(s[i + 2 * half_], s[i + 2 * half_ + 1]);
-    } else {
-        q = pair_at(s, at + 32 + 32 * half_ + 8 * j), more = pair_at(s, at + 8 * j) >> (4 * half_);
-    }
-#pragma unroll
-    for (uint k = 0; k < 2; k++) {
-        const uint m = more[k];
-        uint4 c;
-        if (type == Q6_K) {
-            c = uint4(q[k], b[k], q[k] >> 4, b[k] >> 4) & 0x0F0F0F0Fu;
-            c |= uint4(m << 4, m << 2, m, m >> 2) & 0x30303030u;
+    for (uint k = 0; k < 4; k++) {
+        const uint q = a[k], m = more[k];
+        uint4 c;  // a code of each part
+        if (type == Q4_K || type == Q5_K) {
+            c = uint4(q, q >> 4, b[k], b[k] >> 4) & 0x0F0F0F0Fu;
+            if (type == Q5_K) c |= uint4(m << 4, m << 3, m << 2, m << 1) & 0x10101010u;
+        } else if (type == Q6_K) {
+            c = (uint4(q, b[k], q >> 4, b[k] >> 4) & 0x0F0F0F0Fu) | (uint4(m << 4, m << 2, m, m >> 2) & 0x30303030u);
         } else {
-            c = uint4(q[k], q[k] >> 2, q[k] >> 4, q[k] >> 6) & 0x03030303u;
+            c = uint4(q, q >> 2, q >> 4, q >> 6) & 0x03030303u;
             if (type == Q3_K) c |= uint4(m << 2, m << 1, m, m >> 1) & 0x04040404u;
         }
 #pragma unroll
-        for (uint part = 0; part < 4; part++) sums[part] = dot_planes(c[part], x, 2 * part + k, sums[part]);
+        for (uint part = 0; part < 4; part++) sums[part] = dot_planes(c[part], x, 4 * part + k, sums[part]);
     }
-    float4 y, sum;
-#pragma unroll
-    for (uint part = 0; part < 4; part++) y[part] = x.step * joined(sums[part]), sum[part] = x.sum[part];
+    const float4 y = float4(joined(sums[0]), joined(sums[1]), joined(sums[2]), joined(sums[3]));
+    const float4 sum = float4(x.sum[0], x.sum[1], x.sum[2], x.sum[3]);
+    if (type == Q4_K || type == Q5_K) {  // 6-bit scales and minima, a byte each; as scale_min6 (weights.h)
+        const uint scale = half_ ? (h.w & 0x0F0F0F0Fu) | (h.y >> 2 & 0x30303030u) : h.y & 0x3F3F3F3Fu;
+        const uint low = half_ ? (h.w >> 4 & 0x0F0F0F0Fu) | (h.z >> 2 & 0x30303030u) : h.z & 0x3F3F3F3Fu;
+        const half2 dm = as_type<half2>(h.x);
+        return float(dm.x) * added(bytes4(scale) * y) - float(dm.y) * added(bytes4(low) * sum);
+    }
     if (type == Q3_K) {
-        const uint2 low = pair_at(s, at + 96);
-        const uint3 packed = uint3(low, pair_at(s, at + 104).x);
-        const uint i = 8 * half_ + j / 2;
-        const float4 f = float4(scale_q3(packed, i), scale_q3(packed, i + 2), scale_q3(packed, i + 4), scale_q3(packed, i + 6));
-        y = f * (y - 4.0f * sum);
-        return half_of(half_word(s, at + 108)) * ((y.x + y.y) + (y.z + y.w));
+        const uint3 packed = uint3(pair_at(s, at + 96), pair_at(s, at + 104).x);
+        const uint k = 8 * half_ + odd;
+        const float4 f = float4(scale_q3(packed, k), scale_q3(packed, k + 2), scale_q3(packed, k + 4), scale_q3(packed, k + 6));
+        return half_word(s, at + 108) * added(f * (y - 4.0f * sum));
     }
     // One byte of each two, in the order of parts 0, 2, 1, 3.
-    const uint some = (scales.x >> (j / 2 * 8) & 0x00FF00FFu) | (scales.y >> (j / 2 * 8) & 0x00FF00FFu) << 8;
-    if (type == Q6_K) {
-        y = signed4(some).xzyw * (y - 32.0f * sum);
-        return half_of(half_word(s, at + 208)) * ((y.x + y.y) + (y.z + y.w));
-    }
-    y = low_nibbles(some).xzyw * y, sum = high_nibbles(some).xzyw * sum;
-    const half2 dm = as_type<half2>(s[at / 4 + 20]);
-    return float(dm.x) * ((y.x + y.y) + (y.z + y.w)) - float(dm.y) * ((sum.x + sum.y) + (sum.z + sum.w));
+    const uint some = (scales.x >> (8 * odd) & 0x00FF00FFu) | (scales.y >> (8 * odd) & 0x00FF00FFu) << 8;
+    if (type == Q6_K) return half_word(s, at + 208) * added(signed4(some).xzyw * (y - 32.0f * sum));
+    const half2 dm = as_type<half2>(s[i + 20]);
+    return float(dm.x) * added(low_nibbles(some).xzyw * y) - float(dm.y) * added(high_nibbles(some).xzyw * sum);
 }

@@ -20,10 +20,9 @@ SIMDGROUPS = 4
 #: The kernels' numbers of the epilogues.
 EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
-#: `project_wide`: inputs that a simdgroup takes of a row, the most simdgroups that share one, sums that each makes at a
-#: time, the most simdgroups and the bytes for weights of a threadgroup; threadgroups a core of the GPU.
-WIDE_SLICE, WIDE_ACROSS, WIDE_SUMS, WIDE_SIMDGROUPS, WIDE_RING = 1024, 5, 4, 8, 14336
-WIDE_RESIDENT = 4
+#: `project_wide`: the most inputs, simdgroups a row, simdgroups, and bytes for weights in a threadgroup; the simdgroups that
+#: a core of the GPU runs at a time.
+WIDE_INPUTS, WIDE_ACROSS, WIDE_SIMDGROUPS, WIDE_RING, WIDE_RESIDENT = 5120, 5, 6, 14336, 16
 
 
 def matmul(c: Context, node: Node, op: ir.MatMul) -> list[Launch]:
@@ -94,11 +93,14 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
 
 
 def _wide(c: Context, op: ir.Project, n_in: int, sums: tuple[int, ...]) -> tuple[tuple[int, int, int], int]:
-    """Grid and threads of `project_wide`: teams of simdgroups that share rows, spread over the GPU's cores first."""
-    slot = max((FORMATS[w.type].row_bytes(WIDE_SLICE) + 30) // 16 * 16 for w in op.segments)
-    simdgroups = min(WIDE_SIMDGROUPS, WIDE_RING // (WIDE_SUMS * slot))
-    slices = ceil_div(n_in, WIDE_SLICE)
-    across = ceil_div(slices, ceil_div(slices, min(WIDE_ACROSS, simdgroups)))
-    groups = sum(ceil_div(n, WIDE_SUMS) for n in sums)
-    teams = max(1, min(simdgroups // across, ceil_div(groups, c.profile.cores)))
-    return (min(ceil_div(groups, teams), WIDE_RESIDENT * c.profile.cores), 1, 1), 32 * across * teams
+    """Grid and threads of `project_wide`: teams of simdgroups that share rows, as many as a core runs, on every core."""
+    formats = [FORMATS[w.type] for w in op.segments]
+    slice_, at_a_time = (2048, 2) if any(f.block_size == 256 for f in formats) else (1024, 4)
+    slot = max((f.row_bytes(slice_) + 30) // 16 * 16 for f in formats)
+    most = min(WIDE_SIMDGROUPS, WIDE_RING // (at_a_time * slot))
+    slices = ceil_div(n_in, slice_)
+    across = ceil_div(slices, ceil_div(slices, min(most, WIDE_ACROSS, WIDE_INPUTS // slice_)))
+    teams = most // across
+    groups = sum(ceil_div(n, at_a_time) for n in sums)
+    grid = min(ceil_div(groups, teams), max(1, WIDE_RESIDENT // (across * teams)) * c.profile.cores)
+    return (grid, 1, 1), 32 * across * teams
