@@ -8,6 +8,7 @@ constant ushort type_2 [[function_constant(2)]];
 constant uint n_segments [[function_constant(3)]];
 constant bool has_norm [[function_constant(4)]];
 constant uint epilogue [[function_constant(5)]];  // 0 none, 1 bias, 2 add, 3 swiglu, 4 geglu
+constant uint across [[function_constant(6)]];    // simdgroups that share a row: a team
 constant bool has_1 = n_segments > 1;
 constant bool has_2 = n_segments > 2;
 constant bool has_bias = epilogue == 1;
@@ -16,12 +17,15 @@ constant bool has_bias_2 = has_bias && has_2;
 constant bool has_add = epilogue == 2;
 constant bool has_glu = epilogue > 2;
 
-// What `lower/project.py` knows as well: a simdgroup takes R sums at a time, 2 over slices of 2048 inputs where a weight has
-// super-blocks, else 4 over slices of 1024.
+// `lower/project.py` knows these as well. A simdgroup takes R sums at a time, 2 over slices of 2048 inputs where a weight has
+// super-blocks, else 4 over slices of 1024; RING holds R slots a simdgroup for weights.
 #define INPUTS 5120  // the most inputs in threadgroup memory
-#define ACROSS 5     // the most simdgroups that share a row
-#define SIMDS 6      // the most simdgroups a threadgroup
-#define RING 14336   // bytes of threadgroup memory for weights: R slots a simdgroup
+#define SIMDS 8      // the most simdgroups a threadgroup
+#ifdef MINFER_CUDA
+#define RING 28672
+#else
+#define RING 14336  // as much as Metal allows besides
+#endif
 #define MOST 4       // the most sums at a time: of rows, or of both sides of pairs of rows with swiglu and geglu
 #define TURN 16      // sums of a team between barriers
 
@@ -106,7 +110,7 @@ inline float slot_product(ushort type, uint words, uint n, uint shift, threadgro
 }
 
 // y (n_out): the segments' rows in order, or act(gate) * up for a pair of rows; as `project` (project.metal), one token, and
-// no plain weights. Grid: x, any number of threadgroups. Threads: whole teams of simdgroups that share rows, `across` each.
+// no plain weights. Grid: x, any number of threadgroups. Threads: whole teams of simdgroups.
 // The teams of all threadgroups share the rows evenly, R sums of one segment at a time. A simdgroup has a slice of inputs, as
 // whole numbers in registers; it copies its slices of rows to R slots of its own, the next ones while it works on these.
 // Inputs (normed, where there is a norm) are made whole numbers in threadgroup memory, all at once or pass by pass.
@@ -134,12 +138,11 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     const bool supers = is_super(type_0) || is_super(type_1) || is_super(type_2);
     const uint words = supers ? 16 : 8, n_slice = 4 * SIMD * words, R = supers ? 2 : 4, lot = TURN / R;
     const uint slot = (max(slice_bytes(type_0, n_slice), max(slice_bytes(type_1, n_slice), slice_bytes(type_2, n_slice))) + 30) / 16 * 16;
-    const uint most = min(min(uint(ACROSS), INPUTS / n_slice), RING / (R * slot));
-    const uint slices = (a.n_in + n_slice - 1) / n_slice, passes = (slices + most - 1) / most, across = (slices + passes - 1) / passes;
+    const uint slices = (a.n_in + n_slice - 1) / n_slice, passes = (slices + across - 1) / across;
     const uint teams = sgs / across, team = sg / across, own = sg % across;
     // Of the groups of R sums this team has begin ... end, `lot` a turn, all passes of them.
     const uint groups = groups_of(a, 0, R) + (has_1 && !has_glu ? groups_of(a, 1, R) : 0) + (has_2 ? groups_of(a, 2, R) : 0);
-    const uint share = groups / (tgs * teams), more = groups % (tgs * teams), number = tg * teams + team;
+    const uint share = groups / (tgs * teams), more = groups % (tgs * teams), number = team * tgs + tg;
     const uint begin = share * number + min(number, more), end = begin + share + (number < more ? 1 : 0);
     const uint turns = (share + (more > 0 ? 1 : 0) + lot - 1) / lot;
     threadgroup uint4 * slots = ring + sg * R * (slot / 16);
@@ -156,8 +159,21 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     }
     wait_for_those_before();
     float scale = 1.0f;
-    if (has_norm) {  // as sum_of_squares, its chains shared among the simdgroups
-        for (uint c = sg; c < CHAINS; c += sgs) chains[SIMD * c + lane] = squares_chain(x, a.n_in, lane, c);
+    if (passes > 1)  // what later passes read comes nearer
+        for (uint i = SIMD * tid; i < a.n_in; i += SIMD * SIMD * sgs) touch((device const uchar *)(x + i));
+    if (has_norm) {  // as sum_of_squares, its chains shared among the simdgroups, two at a time
+        for (uint c = sg; c < CHAINS; c += 2 * sgs) {
+            const uint d = SIMD * (c + sgs);
+            float s = 0, u = 0;
+#pragma unroll 4
+            for (uint i = SIMD * c + lane; i < a.n_in; i += SIMD * CHAINS) {
+                const uint j = i - SIMD * c + d;
+                s = fma(x[i], x[i], s);
+                if (j < a.n_in) u = fma(x[j], x[j], u);
+            }
+            chains[SIMD * c + lane] = s;
+            if (c + sgs < CHAINS) chains[d + lane] = u;
+        }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         float s = chains[lane];
         for (uint c = 1; c < CHAINS; c++) s += chains[SIMD * c + lane];
@@ -167,11 +183,20 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     for (uint turn = 0; turn < turns; turn++) {
         const uint from = min(begin + lot * turn, end), to = min(from + lot, end);
         threadgroup float * meet = sums[turn & 1] + sg * TURN;
+        // One of the team's threads ends a row. What it adds is under way from here on.
+        const uint rows = has_glu ? R / 2 : R, t = lane + SIMD * own;
+        const piece last = piece_of(a, w0, s1, s2, R, min(from + t / rows, groups - 1), 0, n_slice);
+        const uint row = last.first + t % rows, out = row + (last.which > 0 ? a.rows[0] : 0) + (last.which > 1 ? a.rows[1] : 0);
+        const bool ends = t < rows * (to - from) && row < last.rows;
+        float bias = 0, before = 0;
+        if (has_bias && ends) bias = last.which == 0 ? b0[row] : last.which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
+        if (has_add && ends) before = residual[out];
         for (uint pass = 0; pass < passes; pass++) {
             // A simdgroup past the last slice takes it again, times zeros.
             const uint slice = min(pass * across + own, slices - 1), n = min(a.n_in - n_slice * slice, n_slice);
             if (turn == 0 || passes > 1) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);  // the inputs before were read
+#pragma unroll 2
                 for (uint i = 8 * tid; i < across * n_slice; i += 8 * SIMD * sgs) {  // a simdgroup a block of 256
                     const uint at = pass * across * n_slice + i;
                     float4 p = float4(0.0f), q = float4(0.0f);
@@ -234,24 +259,18 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                 }
             }
         }
-        // The sums of a team meet; one of its threads ends a row.
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        const uint rows = has_glu ? R / 2 : R, t = lane + SIMD * own;
-        if (t < rows * (to - from)) {
-            const piece p = piece_of(a, w0, s1, s2, R, from + t / rows, 0, n_slice);
-            const uint row = p.first + t % rows, out = row + (p.which > 0 ? a.rows[0] : 0) + (p.which > 1 ? a.rows[1] : 0);
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // the sums of a team meet
+        if (ends) {
             threadgroup const float * of = sums[turn & 1] + team * across * TURN + (has_glu ? 2 : 1) * t;
             float s = 0, u = 0;
             for (uint i = 0; i < across; i++, of += TURN) {
                 s += of[0];
                 if (has_glu) u += of[1];
             }
-            if (row < p.rows) {
-                if (has_glu) s = (epilogue == 3 ? silu(s) : gelu(s)) * u;
-                if (has_bias) s += p.which == 0 ? b0[row] : p.which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
-                if (has_add) s = residual[out] + s;
-                y[out] = s;
-            }
+            if (has_glu) s = (epilogue == 3 ? silu(s) : gelu(s)) * u;
+            if (has_bias) s += bias;
+            if (has_add) s = before + s;
+            y[out] = s;
         }
     }
 }
