@@ -9,6 +9,7 @@ constant uint n_segments [[function_constant(3)]];
 constant bool has_norm [[function_constant(4)]];
 constant uint epilogue [[function_constant(5)]];  // 0 none, 1 bias, 2 add, 3 swiglu, 4 geglu
 constant uint across [[function_constant(6)]];    // simdgroups that share a row: a team
+constant uint passes [[function_constant(7)]];    // in which they take the row's slices
 constant bool has_1 = n_segments > 1;
 constant bool has_2 = n_segments > 2;
 constant bool has_bias = epilogue == 1;
@@ -109,6 +110,44 @@ inline float slot_product(ushort type, uint words, uint n, uint shift, threadgro
            block_product(type, s, start + bytes * min(2 * lane + 1, n / 32 - 1), 1, x);
 }
 
+// Inputs from `at` on, `count` of them (normed, where there is a norm), as whole numbers: three planes in threadgroup memory, and
+// a step a block of 256, which a simdgroup makes. Those past the row's end are zero.
+inline void pack_inputs(device const float * x, device const float * gain, float scale, uint at, uint count, uint n_in, uint threads, uint tid,
+                        threadgroup uint2 * planes, threadgroup float * steps) {
+#pragma unroll 2
+    for (uint i = 8 * tid; i < count; i += 8 * threads) {
+        float4 p = float4(0.0f), q = float4(0.0f);
+        if (at + i < n_in) {
+            p = load4(x + at + i), q = load4(x + at + i + 4);
+            if (has_norm) p = p * scale * load4(gain + at + i), q = q * scale * load4(gain + at + i + 4);
+        }
+        const uint4 f = max(as_type<uint4>(fabs(p)), as_type<uint4>(fabs(q)));  // in the order of the numbers; NaN is largest
+        const float largest = as_type<float>(simd_max(max(max(f.x, f.y), max(f.z, f.w))));
+        const float inverse = largest > TINY ? LARGEST / largest : 0.0f;
+        const uint3 u = pack4(p, inverse), v = pack4(q, inverse);
+        planes[i / 8] = uint2(u.x, v.x), planes[(INPUTS + i) / 8] = uint2(u.y, v.y), planes[(2 * INPUTS + i) / 8] = uint2(u.z, v.z);
+        if (tid % SIMD == 0) steps[i / 256] = largest * (1.0f / LARGEST);
+    }
+}
+// Sum of squares of x as sum_of_squares has it, its chains shared among the simdgroups, two at a time.
+inline float shared_squares(device const float * x, uint n, uint sg, uint sgs, uint lane, threadgroup float * chains) {
+    for (uint c = sg; c < CHAINS; c += 2 * sgs) {
+        const uint apart = SIMD * sgs;
+        float s = 0, u = 0;
+#pragma unroll 4
+        for (uint i = SIMD * c + lane; i < n; i += SIMD * CHAINS) {
+            s = fma(x[i], x[i], s);
+            if (i + apart < n) u = fma(x[i + apart], x[i + apart], u);
+        }
+        chains[SIMD * c + lane] = s;
+        if (c + sgs < CHAINS) chains[SIMD * c + apart + lane] = u;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float s = chains[lane];
+    for (uint c = 1; c < CHAINS; c++) s += chains[SIMD * c + lane];
+    return simd_sum(s);
+}
+
 // y (n_out): the segments' rows in order, or act(gate) * up for a pair of rows; as `project` (project.metal), one token, and
 // no plain weights. Grid: x, any number of threadgroups. Threads: whole teams of simdgroups.
 // The teams of all threadgroups share the rows evenly, R sums of one segment at a time. A simdgroup has a slice of inputs, as
@@ -138,7 +177,7 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     const bool supers = is_super(type_0) || is_super(type_1) || is_super(type_2);
     const uint words = supers ? 16 : 8, n_slice = 4 * SIMD * words, R = supers ? 2 : 4, lot = TURN / R;
     const uint slot = (max(slice_bytes(type_0, n_slice), max(slice_bytes(type_1, n_slice), slice_bytes(type_2, n_slice))) + 30) / 16 * 16;
-    const uint slices = (a.n_in + n_slice - 1) / n_slice, passes = (slices + across - 1) / across;
+    const uint slices = (a.n_in + n_slice - 1) / n_slice;
     const uint teams = sgs / across, team = sg / across, own = sg % across;
     // Of the groups of R sums this team has begin ... end, `lot` a turn, all passes of them.
     const uint groups = groups_of(a, 0, R) + (has_1 && !has_glu ? groups_of(a, 1, R) : 0) + (has_2 ? groups_of(a, 2, R) : 0);
@@ -161,57 +200,27 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     float scale = 1.0f;
     if (passes > 1)  // what later passes read comes nearer
         for (uint i = SIMD * tid; i < a.n_in; i += SIMD * SIMD * sgs) touch((device const uchar *)(x + i));
-    if (has_norm) {  // as sum_of_squares, its chains shared among the simdgroups, two at a time
-        for (uint c = sg; c < CHAINS; c += 2 * sgs) {
-            const uint d = SIMD * (c + sgs);
-            float s = 0, u = 0;
-#pragma unroll 4
-            for (uint i = SIMD * c + lane; i < a.n_in; i += SIMD * CHAINS) {
-                const uint j = i - SIMD * c + d;
-                s = fma(x[i], x[i], s);
-                if (j < a.n_in) u = fma(x[j], x[j], u);
-            }
-            chains[SIMD * c + lane] = s;
-            if (c + sgs < CHAINS) chains[d + lane] = u;
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        float s = chains[lane];
-        for (uint c = 1; c < CHAINS; c++) s += chains[SIMD * c + lane];
-        scale = norm_scale(simd_sum(s), a.n_in, a.eps);
-    }
+    if (has_norm) scale = norm_scale(shared_squares(x, a.n_in, sg, sgs, lane, chains), a.n_in, a.eps);
     lane_inputs in;
     for (uint turn = 0; turn < turns; turn++) {
         const uint from = min(begin + lot * turn, end), to = min(from + lot, end);
         threadgroup float * meet = sums[turn & 1] + sg * TURN;
-        // One of the team's threads ends a row. What it adds is under way from here on.
+        // One of the team's threads ends a row. What it adds is read early, where there are registers for it.
         const uint rows = has_glu ? R / 2 : R, t = lane + SIMD * own;
         const piece last = piece_of(a, w0, s1, s2, R, min(from + t / rows, groups - 1), 0, n_slice);
         const uint row = last.first + t % rows, out = row + (last.which > 0 ? a.rows[0] : 0) + (last.which > 1 ? a.rows[1] : 0);
         const bool ends = t < rows * (to - from) && row < last.rows;
         float bias = 0, before = 0;
-        if (has_bias && ends) bias = last.which == 0 ? b0[row] : last.which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
-        if (has_add && ends) before = residual[out];
+        if (passes == 1) {
+            if (has_bias && ends) bias = last.which == 0 ? b0[row] : last.which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
+            if (has_add && ends) before = residual[out];
+        }
         for (uint pass = 0; pass < passes; pass++) {
             // A simdgroup past the last slice takes it again, times zeros.
             const uint slice = min(pass * across + own, slices - 1), n = min(a.n_in - n_slice * slice, n_slice);
             if (turn == 0 || passes > 1) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);  // the inputs before were read
-#pragma unroll 2
-                for (uint i = 8 * tid; i < across * n_slice; i += 8 * SIMD * sgs) {  // a simdgroup a block of 256
-                    const uint at = pass * across * n_slice + i;
-                    float4 p = float4(0.0f), q = float4(0.0f);
-                    if (at < a.n_in) {
-                        p = load4(x + at), q = load4(x + at + 4);
-                        if (has_norm) p = p * scale * load4(gain + at), q = q * scale * load4(gain + at + 4);
-                    }
-                    const uint4 f = max(as_type<uint4>(fabs(p)), as_type<uint4>(fabs(q)));  // in the order of the numbers; NaN is largest
-                    const float largest = as_type<float>(simd_max(max(max(f.x, f.y), max(f.z, f.w))));
-                    const float inverse = largest > TINY ? LARGEST / largest : 0.0f;
-                    const uint3 u = pack4(p, inverse), v = pack4(q, inverse);
-                    threadgroup uint2 * pairs = (threadgroup uint2 *)planes + i / 8;
-                    pairs[0] = uint2(u.x, v.x), pairs[INPUTS / 8] = uint2(u.y, v.y), pairs[2 * INPUTS / 8] = uint2(u.z, v.z);
-                    if (lane == 0) steps[i / 256] = largest * (1.0f / LARGEST);
-                }
+                pack_inputs(x, gain, scale, pass * across * n_slice, across * n_slice, a.n_in, SIMD * sgs, tid, (threadgroup uint2 *)planes, steps);
                 threadgroup_barrier(mem_flags::mem_threadgroup);
             }
             threadgroup const uint4 * inputs = planes + own * n_slice / 16;
@@ -268,6 +277,10 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                 if (has_glu) u += of[1];
             }
             if (has_glu) s = (epilogue == 3 ? silu(s) : gelu(s)) * u;
+            if (passes > 1) {
+                if (has_bias) bias = last.which == 0 ? b0[row] : last.which == 1 && has_1 ? b1[row] : has_2 ? b2[row] : 0.0f;
+                if (has_add) before = residual[out];
+            }
             if (has_bias) s += bias;
             if (has_add) s = before + s;
             y[out] = s;

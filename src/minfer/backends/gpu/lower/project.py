@@ -20,9 +20,9 @@ SIMDGROUPS = 4
 #: The kernels' numbers of the epilogues.
 EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
-#: `project_wide`: the most inputs and simdgroups of a threadgroup, and its bytes for weights where threadgroup memory is
-#: no more than Metal's 32 KB, and where it is 48 KB.
-WIDE_INPUTS, WIDE_SIMDGROUPS, WIDE_RING = 5120, 8, (14336, 28672)
+#: `project_wide`: the most inputs and simdgroups of a threadgroup; its bytes for weights where threadgroup memory is no more
+#: than Metal's 32 KB, and where it is 48 KB; the simdgroups of a core of the GPU, which their registers bound.
+WIDE_INPUTS, WIDE_SIMDGROUPS, WIDE_RING, WIDE_RESIDENT = 5120, 8, (14336, 28672), 16
 
 
 def matmul(c: Context, node: Node, op: ir.MatMul) -> list[Launch]:
@@ -66,7 +66,7 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
         grid, threads = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS
     elif choice.tier == "wide":
         constants["has_norm"] = op.norm is not None
-        constants["across"], grid, threads = _wide(c, op, n_in, (2 * widths[0],) if glu else widths)
+        constants["across"], constants["passes"], grid, threads = _wide(c, op, n_in, (2 * widths[0],) if glu else widths)
     else:
         constants["has_norm"] = op.norm is not None
         groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
@@ -92,18 +92,18 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     ]
 
 
-def _wide(c: Context, op: ir.Project, n_in: int, sums: tuple[int, ...]) -> tuple[int, tuple[int, int, int], int]:
-    """How many simdgroups of `project_wide` share a row, its grid and threads: teams of those, the same on every core."""
+def _wide(c: Context, op: ir.Project, n_in: int, sums: tuple[int, ...]) -> tuple[int, int, tuple[int, int, int], int]:
+    """Of `project_wide`: how many simdgroups share a row, in how many passes; grid and threads: teams on every core."""
     formats = [FORMATS[w.type] for w in op.segments]
-    supers = any(f.block_size == 256 for f in formats)
-    # Inputs of a simdgroup, sums that it makes at a time, and simdgroups a core, which its registers bound.
-    slice_, at_a_time, resident = (2048, 2, 16) if supers else (1024, 4, 20)
+    # Inputs of a simdgroup, and sums that it makes at a time.
+    slice_, at_a_time = (2048, 2) if any(f.block_size == 256 for f in formats) else (1024, 4)
     slot = max((f.row_bytes(slice_) + 30) // 16 * 16 for f in formats)
     ring = WIDE_RING[c.profile.max_threadgroup_bytes >= 48 << 10]
     most = min(WIDE_SIMDGROUPS, ring // (at_a_time * slot))
     slices = ceil_div(n_in, slice_)
-    across = ceil_div(slices, ceil_div(slices, min(most, WIDE_INPUTS // slice_)))
+    passes = ceil_div(slices, min(most, WIDE_INPUTS // slice_))
+    across = ceil_div(slices, passes)
     teams = most // across
     groups = sum(ceil_div(n, at_a_time) for n in sums)
-    a_core = min(resident // (across * teams), ceil_div(groups, teams * c.profile.cores))
-    return across, (max(1, a_core) * c.profile.cores, 1, 1), 32 * across * teams
+    a_core = min(WIDE_RESIDENT // (across * teams), ceil_div(groups, teams * c.profile.cores))
+    return across, passes, (max(1, a_core) * c.profile.cores, 1, 1), 32 * across * teams
