@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from minfer.graph.plan import Plan
 
 
-#: Largest `cases.error` of a product whose operands are rounded to tf32: 11 bits, so each is off by up to 1/2048 of
+#: Largest `cases.error` of a product whose inputs are rounded to halves: 11 bits, so each is off by up to 1/2048 of
 #: itself; the largest of some thousand sums, a gated one among them, stays below ten times that.
-TF32_BOUND = 5e-3
+HALF_BOUND = 5e-3
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class GpuBackend(Backend):
         if not isinstance(op, (ir.MatMul, ir.Project)):
             return f32
         kernel = choose.product(self.device.profile, node.n_elements // node.shape[0]).kernel
-        return TF32_BOUND if kernel == "gemm_mma" else f32
+        return HALF_BOUND if kernel == "gemm_mma" else f32
 
     def facts(self) -> dict[str, str]:
         return self.device.facts()

@@ -18,17 +18,10 @@ constant bool has_bias_2 = has_bias && has_2;
 constant bool has_add = epilogue == 2;
 constant bool has_glu = epilogue > 2;
 
-// `lower/project.py` knows these as well. A simdgroup takes R sums at a time, 2 over slices of 2048 inputs where a weight has
-// super-blocks, else 4 over slices of 1024; RING holds R slots a simdgroup for weights.
-#define INPUTS 5120  // the most inputs in threadgroup memory
-#define SIMDS 8      // the most simdgroups a threadgroup
-#ifdef MINFER_CUDA
-#define RING 28672
-#else
-#define RING 14336  // as much as Metal allows besides
-#endif
-#define MOST 4       // the most sums at a time: of rows, or of both sides of pairs of rows with swiglu and geglu
-#define TURN 16      // sums of a team between barriers
+// A simdgroup takes R sums at a time, 2 over slices of 2048 inputs where a weight has super-blocks, else 4 over slices of 1024.
+// `lower/project.py` knows these numbers, and what memory they take.
+#define MOST 4    // the most sums at a time: of rows, or of both sides of pairs of rows with swiglu and geglu
+#define TURN 16   // sums of a team between barriers
 
 // N sums over the lanes: of values v[0 ... N) of each lane, a lane gets the sum that `owner` numbers. Halves are exchanged,
 // so N sums cost little more than one; the order is the tree of lanes 16, 8, 4, 2, 1 apart. N is a power of two.
@@ -125,7 +118,7 @@ inline void pack_inputs(device const float * x, device const float * gain, float
         const float largest = as_type<float>(simd_max(max(max(f.x, f.y), max(f.z, f.w))));
         const float inverse = largest > TINY ? LARGEST / largest : 0.0f;
         const uint3 u = pack4(p, inverse), v = pack4(q, inverse);
-        planes[i / 8] = uint2(u.x, v.x), planes[(INPUTS + i) / 8] = uint2(u.y, v.y), planes[(2 * INPUTS + i) / 8] = uint2(u.z, v.z);
+        planes[i / 8] = uint2(u.x, v.x), planes[(count + i) / 8] = uint2(u.y, v.y), planes[(2 * count + i) / 8] = uint2(u.z, v.z);
         if (tid % SIMD == 0) steps[i / 256] = largest * (1.0f / LARGEST);
     }
 }
@@ -163,14 +156,9 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                          device const float * b1 [[buffer(7), function_constant(has_bias_1)]],
                          device const float * b2 [[buffer(8), function_constant(has_bias_2)]],
                          device const float * residual [[buffer(9), function_constant(has_add)]], device float * y [[buffer(10)]],
-                         uint tg [[threadgroup_position_in_grid]], uint tgs [[threadgroups_per_grid]],
+                         threadgroup uint4 * pool [[threadgroup(0)]], uint tg [[threadgroup_position_in_grid]], uint tgs [[threadgroups_per_grid]],
                          uint tid [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                          uint sg [[simdgroup_index_in_threadgroup]], uint sgs [[simdgroups_per_threadgroup]]) {
-    threadgroup uint4 ring[RING / 16];
-    threadgroup uint4 planes[3 * INPUTS / 16];
-    threadgroup float steps[INPUTS / 256];
-    threadgroup float sums[2][SIMDS * TURN];  // in turn, so that one barrier a turn is enough
-    threadgroup float chains[CHAINS * SIMD];
     device const uchar * s1 = w0, * s2 = w0;
     if (has_1) s1 = w1;
     if (has_2) s2 = w2;
@@ -184,7 +172,13 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     const uint share = groups / (tgs * teams), more = groups % (tgs * teams), number = team * tgs + tg;
     const uint begin = share * number + min(number, more), end = begin + share + (number < more ? 1 : 0);
     const uint turns = (share + (more > 0 ? 1 : 0) + lot - 1) / lot;
-    threadgroup uint4 * slots = ring + sg * R * (slot / 16);
+    // The pool: inputs in three planes, a step for each 256 of them; for the simdgroups R slots each, sums of two turns (so that
+    // one barrier a turn is enough); the chains of the norm.
+    const uint inputs = across * n_slice;
+    threadgroup float * steps = (threadgroup float *)(pool + 3 * inputs / 16);
+    threadgroup uint4 * slots = pool + 3 * inputs / 16 + inputs / 1024 + sg * R * (slot / 16);
+    threadgroup float * sums = (threadgroup float *)(pool + 3 * inputs / 16 + inputs / 1024 + sgs * R * (slot / 16));
+    threadgroup float * chains = sums + 2 * sgs * TURN;
     // What is copied next: group `next` in pass `pass_next` of the turn's groups from `next_lot` on.
     uint next = begin, next_lot = begin, next_end = min(begin + lot, end), pass_next = 0, which_next = 0, shifts[MOST];
     if (begin < end) {
@@ -204,7 +198,7 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
     lane_inputs in;
     for (uint turn = 0; turn < turns; turn++) {
         const uint from = min(begin + lot * turn, end), to = min(from + lot, end);
-        threadgroup float * meet = sums[turn & 1] + sg * TURN;
+        threadgroup float * meet = sums + ((turn & 1) * sgs + sg) * TURN;
         // One of the team's threads ends a row. What it adds is read early, where there are registers for it.
         const uint rows = has_glu ? R / 2 : R, t = lane + SIMD * own;
         const piece last = piece_of(a, w0, s1, s2, R, min(from + t / rows, groups - 1), 0, n_slice);
@@ -220,10 +214,9 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
             const uint slice = min(pass * across + own, slices - 1), n = min(a.n_in - n_slice * slice, n_slice);
             if (turn == 0 || passes > 1) {
                 threadgroup_barrier(mem_flags::mem_threadgroup);  // the inputs before were read
-                pack_inputs(x, gain, scale, pass * across * n_slice, across * n_slice, a.n_in, SIMD * sgs, tid, (threadgroup uint2 *)planes, steps);
+                pack_inputs(x, gain, scale, pass * inputs, inputs, a.n_in, SIMD * sgs, tid, (threadgroup uint2 *)pool, steps);
                 threadgroup_barrier(mem_flags::mem_threadgroup);
             }
-            threadgroup const uint4 * inputs = planes + own * n_slice / 16;
             const float step = steps[(own * n_slice + 4 * words * lane) / 256];
             uint places = 2;  // as whose type inputs are in registers: none yet
             for (uint group = from; group < to; group++) {
@@ -245,7 +238,7 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                         const uint w = has_glu ? i & 1 : which;
                         const bool first = w == 0 || (w == 1 ? type_1 : type_2) == type_0, second = w == 1 || type_2 == type_1;
                         const bool quartered = is_quartered(type_0) && first || is_quartered(type_1) && !first && second || is_quartered(type_2) && !first && !second;
-                        if (places != uint(quartered)) load_inputs(quartered, words, inputs, INPUTS / 16, lane, in);
+                        if (places != uint(quartered)) load_inputs(quartered, words, pool + own * n_slice / 16, inputs / 16, lane, in);
                         places = quartered;
                         threadgroup const uint4 * of = slots + i * (slot / 16);
                         if (first) v[i] = slot_product(type_0, words, n, shifts[i], of, lane, in);
@@ -270,7 +263,7 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);  // the sums of a team meet
         if (ends) {
-            threadgroup const float * of = sums[turn & 1] + team * across * TURN + (has_glu ? 2 : 1) * t;
+            threadgroup const float * of = sums + ((turn & 1) * sgs + team * across) * TURN + (has_glu ? 2 : 1) * t;
             float s = 0, u = 0;
             for (uint i = 0; i < across; i++, of += TURN) {
                 s += of[0];

@@ -24,11 +24,9 @@ MAX_HEAD_DIM = 256
 #: Threadgroup memory in bytes of the kernel that takes most, with its name.
 THREADGROUP_BYTES = {
     "gemm": 12288,
-    "gemm_mma": 18432,
     "attention_tiled": 20480,
     "attention_g8": 9216,
     "attention_wide_g8": 10336,
-    "project_wide": 22400,
     "top_parts": 4096,
 }
 
