@@ -235,9 +235,11 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                     simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
                     for (uint i = r; i < r + R / 2; i++) {
-                        const uint w = has_glu ? i & 1 : which;
-                        const bool first = w == 0 || (w == 1 ? type_1 : type_2) == type_0, second = w == 1 || type_2 == type_1;
-                        const bool quartered = is_quartered(type_0) && first || is_quartered(type_1) && !first && second || is_quartered(type_2) && !first && !second;
+                        // Segments of one type share the code.
+                        const uint segment = has_glu ? i & 1 : which;
+                        const bool first = segment == 0 || (segment == 1 ? type_1 : type_2) == type_0;
+                        const bool second = segment == 1 || type_2 == type_1;
+                        const bool quartered = first ? is_quartered(type_0) : second ? is_quartered(type_1) : is_quartered(type_2);
                         if (places != uint(quartered)) load_inputs(quartered, words, pool + own * n_slice / 16, inputs / 16, lane, in);
                         places = quartered;
                         threadgroup const uint4 * of = slots + i * (slot / 16);

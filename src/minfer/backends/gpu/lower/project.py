@@ -22,7 +22,7 @@ EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
 #: Values of a row that `gemm_mma` has in threadgroup memory at a time, where not 256 (tile.h).
 CHUNK_VALUES = {"F32": 64, "F16": 128, "BF16": 128}
-#: `project_wide`: its most bytes of threadgroup memory; a core of the GPU runs as many simdgroups as two threadgroups have.
+#: `project_wide`: its most bytes of threadgroup memory, so that two threadgroups are on a core of the GPU.
 WIDE_BYTES = 96 << 10
 
 
@@ -171,7 +171,7 @@ def wide(
     x, *residual = c.inputs(node)
     n_in = x.shape[0]
     formats = [FORMATS[w.type] for w in op.segments]
-    # Inputs of a simdgroup; sums that it makes at a time, of rows or of both sides of pairs; simdgroups of a threadgroup.
+    # Inputs of a simdgroup; sums that it makes at a time, of rows or both sides of pairs; simdgroups a threadgroup.
     slice_, at_a_time, most = (2048, 2, 8) if any(f.block_size == 256 for f in formats) else (1024, 4, 6)
     widths = [2 * op.segments[0].shape[1]] if op.epilogue in ("swiglu", "geglu") else [w.shape[1] for w in op.segments]
     groups = sum(ceil_div(n, at_a_time) for n in widths)
