@@ -85,11 +85,11 @@ inline uint copy_slice(piece p, uint R, uint r, uint slot, uint lane, threadgrou
     }
     // The matrix's last 16 bytes can be fewer.
     const ulong at = start + min(row, p.rows - 1 - p.first) * row_bytes;
-    const uint shift = uint(at) & 15, whole = (shift + bytes) / 16, left = 16 * whole + lane;
+    const uint shift = uint(at) & 15, whole = (shift + bytes) / 16, left = 16 * whole + lane;  // filled up with zeros
     device const uchar * from = w + (at - shift);
 #pragma unroll 1
     for (uint i = lane; i < whole; i += SIMD) copy16(to + i, (device const uint4 *)from + i);
-    if (left < shift + bytes) ((threadgroup uchar *)to)[left] = from[left];
+    if (lane < 16) ((threadgroup uchar *)to)[left] = left < shift + bytes ? from[left] : 0;
     return shift;
 }
 // The lane's part of a row's sum, whose slice of n values begins at `shift` in a slot. A lane past the row's end has zeros for

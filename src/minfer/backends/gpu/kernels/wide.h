@@ -123,7 +123,7 @@ inline uint4 quad_at(threadgroup const uint * s, uint at) {  // 16 bytes from an
 inline float block_product(ushort type, threadgroup const uint * s, uint at, uint part, thread const lane_inputs & x) {
     // The block as words from the aligned place before it: byte f of it is at bit 8 * (f + odd).
     const bool aligned = type == Q4_1 || type == Q5_1;
-    const uint odd = aligned ? 0 : at & 3, n = (block_bytes(type) + 5) / 4;
+    const uint odd = aligned ? 0 : at & 3, n = (block_bytes(type) + (aligned ? 0 : 3)) / 4;
     uint w[9];
 #pragma unroll
     for (uint k = 0; k < n; k++) w[k] = s[at / 4 + k];
@@ -155,7 +155,6 @@ inline float block_product(ushort type, threadgroup const uint * s, uint at, uin
 // The same of a lane's 64 values of a super-block that begins at byte `at`.
 inline float super_product(ushort type, threadgroup const uint * s, uint at, uint lane, thread const lane_inputs & x) {
     const uint u = lane & 3, half_ = u / 2, odd = u & 1, i = at / 4;
-    threadgroup const uint4 * fours = (threadgroup const uint4 *)(s + i);  // of a super-block that is a multiple of 16 bytes
     if (type == IQ4_XS) {
         const uint2 h = *(threadgroup const uint2 *)(s + i);
         float total = 0;
@@ -175,6 +174,7 @@ inline float super_product(ushort type, threadgroup const uint * s, uint at, uin
     uint4 h = uint4(0), a, b = uint4(0), more = uint4(0);
     uint2 scales = uint2(0);
     if (type == Q4_K || type == Q5_K) {
+        threadgroup const uint4 * fours = (threadgroup const uint4 *)(s + i);
         const uint codes = (type == Q4_K ? 1 : 3) + 4 * half_ + odd;
         h = fours[0], a = fours[codes], b = fours[codes + 2];
         if (type == Q5_K) more = fours[1 + odd] >> (4 * half_);
@@ -213,7 +213,7 @@ inline float super_product(ushort type, threadgroup const uint * s, uint at, uin
         return float(dm.x) * added(bytes4(scale) * y) - float(dm.y) * added(bytes4(low) * sum);
     }
     if (type == Q3_K) {
-        const uint3 packed = uint3(pair_at(s, at + 96), pair_at(s, at + 104).x);
+        const uint3 packed = uint3(pair_at(s, at + 96), funnel(s[i + 26], s[i + 27], 8 * (at & 3)));
         const uint k = 8 * half_ + odd;
         const float4 f = float4(scale_q3(packed, k), scale_q3(packed, k + 2), scale_q3(packed, k + 4), scale_q3(packed, k + 6));
         return half_word(s, at + 108) * added(f * (y - 4.0f * sum));
