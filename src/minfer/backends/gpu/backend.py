@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from minfer.backends.base import LaunchList as Listed
-    from minfer.backends.base import Program
+    from minfer.backends.base import Program, Progress
     from minfer.backends.gpu.devices.base import Device, Recording
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
@@ -112,9 +112,9 @@ class GpuBackend(Backend):
 
     # --- weights and KV rows -------------------------------------------------------------------------------------
 
-    def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
+    def load_weights(self, tensors: Tensors, weights: Sequence[Weight], progress: Progress | None = None) -> None:
         self._tensors = tensors
-        self._weights = register(self.device, tensors, weights)
+        self._weights = register(self.device, tensors, weights, progress)
 
     def weight_bytes(self, weight: Weight) -> int:
         if self.device.profile.unified_memory:
