@@ -104,10 +104,19 @@ def _matmul_cases() -> Iterator[Case]:
 
 
 def _wide_cases() -> Iterator[Case]:
-    """One token: rows of as many inputs as a kernel takes at a time, and more; more rows than a GPU runs at a time."""
-    for n_in, n_out in (*((n, 37) for n in (1024, 1056, 5120, 5152, 10240, 10272)), (32, 40_000)):
-        op = ir.MatMul(_w("w.weight", "Q4_0", n_in, n_out))
-        yield Case(f"matmul/wide/{n_in}x{n_out}", op, (Value((n_in, 1)),), "matmul")
+    """One token: rows of one slice, of as many as a pass takes with Metal's threadgroup memory and with more, and
+    of a block more than each; more rows than a GPU runs at a time; types that order their inputs differently."""
+    edges = {"Q4_0": (1024, 5120, 6144), "Q4_K": (2048, 6144, 16384)}
+    for type_, sizes in edges.items():
+        for n_in in sizes:
+            for n in (n_in, n_in + FORMATS[type_].block_size):
+                op = ir.MatMul(_w("w.weight", type_, n, 150))
+                yield Case(f"matmul/wide/{type_}/{n}x150", op, (Value((n, 1)),), "matmul")
+    op = ir.MatMul(_w("w.weight", "Q4_0", 32, 40_000))
+    yield Case("matmul/wide/Q4_0/32x40000", op, (Value((32, 1)),), "matmul")
+    q, k, v = (_w(f"{name}.weight", type_, 2304, 50) for name, type_ in (("q", "Q8_0"), ("k", "Q4_K"), ("v", "IQ4_XS")))
+    yield Case("project/wide/qkv", ir.Project((q, k, v)), (Value((2304, 1)),), "matmul")
+    yield Case("project/wide/swiglu", ir.Project((q, k), None, "swiglu"), (Value((2304, 1)),), "matmul")
 
 
 def _tile_cases() -> Iterator[Case]:

@@ -28,7 +28,6 @@ THREADGROUP_BYTES = {
     "attention_mma": 27424,
     "attention_g8": 9216,
     "attention_wide_g8": 29440,
-    "project_wide": 22400,
     "top_parts": 4096,
 }
 

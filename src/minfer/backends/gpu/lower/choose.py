@@ -35,7 +35,14 @@ EXTRA = ("wide", "mma")
 
 #: In order; the first whose `max_tokens` is reached and whose tier is on. The last row serves every token count.
 PRODUCTS = (
-    Choice("project_wide", "wide", 1, 4, 1, "CUDA: simdgroups share a row, so that enough loads are under way"),
+    Choice(
+        "project_wide",
+        "wide",
+        1,
+        4,
+        1,
+        "CUDA: rows are copied ahead of the arithmetic; of super-blocks 2 x 1",
+    ),
     Choice("project_t1", "matvec", 1, 4, 1, "bound by weight bytes: each is read once"),
     Choice("project_t2", "matvec", 2, 4, 2, "the same weights for two tokens"),
     Choice("project_t4", "matvec", 4, 2, 4, "the same weights for four tokens"),
