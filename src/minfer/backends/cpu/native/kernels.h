@@ -44,7 +44,7 @@ struct Kernels {
   void (*binary)(Binary kind, const float* x, const float* y, int64_t n, float* out);
   void (*softmax)(const float* x, int64_t n, float* out);
   int64_t (*next_above)(const float* x, int64_t i, int64_t n, float bound);  // first from i on that is not a number <= bound; n: none
-  float (*exp_sum)(const float* x, int64_t n, float most);                   // of exp(x - most)
+  float (*exp_sum)(const float* x, int64_t n, float* most);                  // of exp(x - most), the largest
   void (*rotate)(float* head, const float* cos, const float* sin, int n_dims, bool neox);
   bool (*pack_kv)(KvFormat format, const float* x, int64_t n, uint8_t* row, int64_t row_bytes);
   void (*attend)(const AttendTile& tile, float* scratch);

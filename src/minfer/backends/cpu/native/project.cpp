@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+
+#include "rank.h"
 
 namespace minfer {
 
@@ -29,21 +32,29 @@ class Project : public Operation {
     const int64_t n = a_.n_tokens;
     reads(a_.x, 4 * n * a_.n_in);
     if (a_.residual) reads(a_.residual, 4 * n * width_);
-    writes(a_.out, 4 * n * width_);
+    if (a_.top_k) {
+      ranking_.emplace(width_, n, a_.top_k, a_.ranked);
+      writes(a_.ranked, 4 * n * (2 * a_.top_k + 1));
+    } else {
+      writes(a_.out, 4 * n * width_);
+    }
   }
 
   int64_t shared_bytes(const Kernels&) const override { return own() ? 0 : a_.n_tokens * token_bytes(); }
 
   int64_t thread_bytes(const Kernels& k) const override {
-    int64_t most_rows = 0;
-    for (const Matrix& w : a_.segments) most_rows = std::max(most_rows, task_rows(w, k));
-    const int64_t tiles = a_.epilogue == Epilogue::None ? 0 : 2 * most_rows * std::min(a_.n_tokens, kBlockTokens) * 4;
+    int64_t row_floats = 0;  // of a task's rows, for a token
+    if (a_.epilogue != Epilogue::None)
+      for (const Matrix& w : a_.segments) row_floats = std::max(row_floats, 2 * task_rows(w, k));
+    if (ranking_) row_floats = kRankStride;
+    const int64_t tiles = row_floats * std::min(a_.n_tokens, kBlockTokens) * 4;
     return kOwnTokens * token_bytes() + 4 * round_up(a_.n_in, 16) + unpack_bytes(k) + tiles + 256;
   }
 
   Span ahead(const Thread& thread) const override {
     if (many(thread.k)) return {};
     const int threads = thread.pool.size();
+    if (ranking_) return rows_from(a_.segments[0], begin_of(thread.index, threads, ranking_->parts()) * Ranking::kPart);
     if (joined_) {
       const Matrix& gate = a_.segments[0];
       const int64_t rows = joined_rows(thread.k), total = (gate.n_out + rows - 1) / rows;
@@ -52,6 +63,10 @@ class Project : public Operation {
     const Tasks tasks(*this, thread.k);
     const Place first = tasks.place(begin_of(thread.index, threads, tasks.total));
     return rows_from(a_.segments[first.segment], first.row);
+  }
+
+  void prepare() override {
+    if (ranking_) ranking_->begin(threads());
   }
 
   void run(Thread& thread) override {
@@ -71,7 +86,8 @@ class Project : public Operation {
       share(thread, 0, a_.n_tokens, [&](int64_t t) { prepare_token(thread.k, base, t, normed); });
       thread.pool.barrier();
     }
-    if (joined_) run_joined(thread, x, scratch);
+    if (ranking_) run_ranked(thread, x, scratch);
+    else if (joined_) run_joined(thread, x, scratch);
     else run_segments(thread, x, scratch);
   }
 
@@ -176,7 +192,24 @@ class Project : public Operation {
     });
   }
 
+  // Products are ranked while they are in the cache, and go nowhere else.
+  void run_ranked(Thread& thread, const Activations& x, uint8_t* scratch) {
+    const Matrix& w = a_.segments[0];
+    float* tile = reinterpret_cast<float*>(scratch + unpack_bytes(thread.k));
+    const int64_t parts = ranking_->parts();
+    share(thread, 1, parts * blocks(), [&](int64_t number) {
+      const int64_t block = number / parts, t0 = block * kBlockTokens, n_tokens = block_size(block), part = number % parts;
+      const int64_t r0 = part * Ranking::kPart, r1 = std::min(r0 + Ranking::kPart, w.n_out);
+      multiply(thread.k, w, r0, r1, x, t0, n_tokens, tile, kRankStride, scratch);
+      for (int64_t t = 0; t < n_tokens; ++t) ranking_->take(thread, t0 + t, part, tile + t * kRankStride);
+    });
+  }
+
+  // Not a power of two, whose rows would take each other's place in the cache.
+  static constexpr int64_t kRankStride = Ranking::kPart + 16;
+
   ProjectArgs a_;
+  std::optional<Ranking> ranking_;
   int64_t width_ = 0;
   bool any_float_ = false, any_block_ = false, joined_ = false;
 };
