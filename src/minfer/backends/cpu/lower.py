@@ -138,7 +138,7 @@ def _softmax(low: _Lowering, node: Node, _: ir.Softmax, x: _Inputs) -> None:
 
 def _top_k(low: _Lowering, node: Node, op: ir.TopK, x: _Inputs) -> None:
     source = low._nodes[node.inputs[0]]
-    if low.is_ranked(source):
+    if isinstance(source.op, ir.MatMul | ir.Project) and low.is_ranked(source):
         _project(low, source, source.op, [low.buffer(i) for i in source.inputs], node)
         return
     d, n = source.shape

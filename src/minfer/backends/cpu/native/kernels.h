@@ -33,7 +33,9 @@ struct Kernels {
   int panel_rows;   // rows that `gemm` unpacks at a time
 
   void (*quantize_row)(const float* x, int64_t n, uint8_t* out);
-  void (*matvec)(const Matrix& w, int64_t r0, int64_t r1, const Activations& a, int64_t n_tokens, float* out, int64_t stride);
+  // The product of token t with row i of run s goes to out[t * stride + s * apart + i].
+  void (*matvec)(const Matrix& w, const RowRuns& rows, const Activations& a, int64_t n_tokens, float* out, int64_t apart,
+                 int64_t stride);
   void (*gemm)(const Matrix& w, int64_t r0, int64_t r1, const Activations& a, int64_t n_tokens, float* out, int64_t stride,
                uint8_t* scratch);
   int64_t (*gemm_scratch)(int64_t n_in);

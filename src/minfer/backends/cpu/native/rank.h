@@ -12,7 +12,7 @@ namespace minfer {
 class Ranking {
  public:
   // Values a part. Exponentials are summed by parts, whoever has them, so that the sum does not depend on threads.
-  static constexpr int64_t kPart = 512;
+  static constexpr int64_t kPart = 128;
 
   // `out`: as minfer.graph.ir.TopK says: k indices, k values, the logarithm.
   Ranking(int64_t d, int64_t n, int64_t k, int32_t* out);
