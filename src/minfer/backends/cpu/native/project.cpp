@@ -218,11 +218,11 @@ class Project : public Operation {
       const int64_t block = number / cut.tasks(), t0 = block * kBlockTokens, n_tokens = block_size(block);
       multiply(thread.k, gate, rows, x, t0, n_tokens, first, rows.count, width, scratch);
       multiply(thread.k, up, rows, x, t0, n_tokens, second, rows.count, width, scratch);
+      // Of the whole tile at once, since a run's rows are few; what is behind rows that are not there goes nowhere.
+      thread.k.binary(join, first, second, width * n_tokens, first);
       for_runs(rows, [&](int64_t run, int64_t r, int64_t n) {
-        for (int64_t t = 0; t < n_tokens; ++t) {
-          const int64_t at = t * width + run * rows.count;
-          thread.k.binary(join, first + at, second + at, n, a_.out + (t0 + t) * width_ + r);
-        }
+        for (int64_t t = 0; t < n_tokens; ++t)
+          std::memcpy(a_.out + (t0 + t) * width_ + r, first + t * width + run * rows.count, 4 * n);
       });
     });
   }
