@@ -128,8 +128,11 @@ class FakeModel:
         return "placement  all on fake"
 
 
-def load(model, **how):
+def load(model, *, progress, **how):
     CALLS.append({"call": "load", **how})
+    if os.environ.get("FAKE_UPLOAD"):
+        for done in (0, 40, 100):
+            progress(done, 100, "uploading weights to fake")
     if how["device"] not in ("auto", "fake"):
         raise minfer.UnsupportedError(f"no device named {how['device']!r}; expected auto or fake")
     return FakeModel()

@@ -226,6 +226,11 @@ def test_warnings_are_notes(shell, monkeypatch):
     assert done.stderr == "warning: no pre-tokenizer is named; gpt-2 is assumed\ndevice: fake\n"
 
 
+def test_an_upload_is_a_note_once(shell):
+    done = shell("run", "-m", "MODEL", "x", FAKE_UPLOAD="1")
+    assert done.stderr == "uploading weights to fake\ndevice: fake\n"
+
+
 def test_no_limit(shell, calls):
     shell("run", "-m", "MODEL", "-n", "-1", "x")
     assert calls()[1]["n_predict"] is None

@@ -45,7 +45,7 @@ ATTRIBUTES = {
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 9,
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 0,
     "CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK": 1024,
-    "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK": 49152,
+    "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 32768,  # what the software device has
     "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 2,
 }
 
@@ -57,6 +57,7 @@ class Function:
     family: str
     name: str
     constants: dict[str, Any]
+    shared: int = 0  # dynamic memory that it may take
 
 
 @dataclass
@@ -97,14 +98,17 @@ class FakeCuda:
                 return buffer, address - start
         raise IndexError(f"{nbytes} bytes at {address:#x} are in no allocation")
 
-    def launch(self, function: Function, grid: tuple[int, ...], threads: int, params: int) -> Launch:
+    def launch(self, function: Function, grid: tuple[int, ...], threads: int, params: int, shared: int) -> Launch:
         """What a launch says when it is made: the arguments are read here, as the driver copies them."""
         library = simulator.library(function.family)
         instance = library.unit.instances[function.name]
         slots = entry(instance.kernel)
-        pointers = (ctypes.c_void_p * len(slots.buffers)).from_address(params)
+        pointers = (ctypes.c_void_p * (len(slots.buffers) + len(slots.threadgroup))).from_address(params)
+        offsets = [ctypes.c_uint32.from_address(p).value for p in pointers[len(slots.buffers) :]]
+        assert offsets == [0] * bool(shared)
+        assert shared <= function.shared
         buffers = {}
-        for slot, pointer in zip(slots.buffers, pointers, strict=True):
+        for slot, pointer in zip(slots.buffers, pointers, strict=False):
             if slot in slots.values:
                 (param,) = [p for p in instance.kernel.params if p.kind == "buffer" and p.index == slot]
                 tokens = library.unit.tokens[param.decl[0] : param.type_end]
@@ -116,7 +120,8 @@ class FakeCuda:
                 buffers[slot] = Bound(buffer, offset)
         kernel = library.kernel(function.name, function.constants)
         whole = (grid[0] * threads, grid[1], grid[2])
-        return Launch(kernel, whole, (threads, 1, 1), buffers, label=function.name)
+        memory = {0: shared} if shared else {}
+        return Launch(kernel, whole, (threads, 1, 1), buffers, memory, label=function.name)
 
     def run(self, launches: Sequence[Launch]) -> None:
         self.launched += [launch.label for launch in launches]
@@ -144,6 +149,7 @@ class FakeCuda:
         return types.SimpleNamespace(
             CUresult=Result,
             CUdevice_attribute=enum.Enum("CUdevice_attribute", list(self.attributes)),
+            CUfunction_attribute=enum.Enum("CUfunction_attribute", ["CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"]),
             CUstream_flags=enum.IntEnum("CUstream_flags", [("CU_STREAM_NON_BLOCKING", 1)]),
             CUgraphDependencyType=enum.IntEnum("CUgraphDependencyType", kinds),
             CUgraphEdgeData=types.SimpleNamespace,
@@ -253,6 +259,10 @@ class FakeCuda:
     def cuModuleGetFunction(self, hmod: dict[str, Function], name: bytes) -> Function:
         return hmod[name.decode()]
 
+    def cuFuncSetAttribute(self, hfunc: Function, attrib: Any, value: int) -> None:
+        assert attrib.name == "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+        hfunc.shared = value
+
     def cuLaunchKernel(
         self,
         f: Any,
@@ -267,8 +277,8 @@ class FakeCuda:
         params: int,
         extra: int,
     ) -> None:
-        assert (by, bz, shared, extra) == (1, 1, 0, 0)
-        self.run([self.launch(f, (gx, gy, gz), bx, params)])
+        assert (by, bz, extra) == (1, 1, 0)
+        self.run([self.launch(f, (gx, gy, gz), bx, params, shared)])
 
     def cuEventCreate(self, Flags: int) -> list[int]:
         self.live.add(f"event {len(self.calls)}")
@@ -292,7 +302,7 @@ class FakeCuda:
         assert len(dependencies) == numDependencies
         assert (p.blockDimY, p.blockDimZ) == (1, 1)
         grid = (p.gridDimX, p.gridDimY, p.gridDimZ)
-        node = Node(self.launch(p.func, grid, p.blockDimX, p.kernelParams), list(dependencies))
+        node = Node(self.launch(p.func, grid, p.blockDimX, p.kernelParams, p.sharedMemBytes), list(dependencies))
         hGraph.append(node)
         return (node,)
 

@@ -48,7 +48,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 def same_tiers(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
     """The simulator lowers as the CUDA device does."""
     device = CudaDevice()
-    own = {name: getattr(device.profile, name) for name in ("extra", "split_rows", "max_splits", "cores")}
+    own = {
+        name: getattr(device.profile, name)
+        for name in ("extra", "split_rows", "max_splits", "cores", "max_threadgroup_bytes")
+    }
     device.close()
     original = SimulatorDevice.__init__
 

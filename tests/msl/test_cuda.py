@@ -51,6 +51,15 @@ def text_of(source: str, constants: dict[str, int] | None = None) -> str:
     return emit_cuda(unit, [(constants or {}, [("k", i) for i in unit.instances.values()])])
 
 
+def test_a_kernel_says_itself_where_it_waits_and_where_the_next_may_be_placed() -> None:
+    body = "kernel void k(device int * x [[buffer(0)]]) {{ {} x[0] = 1; }}"
+    calls = ("wait_for_those_before();", "next_may_be_placed();")
+    helpers = "inline void wait_for_those_before() {} inline void next_may_be_placed() {} "
+    for own in ((), calls[:1], calls[1:], calls):
+        entry = text_of(helpers + body.format(" ".join(own))).partition("__global__")[2]
+        assert ("msl_cuda::wait();" in entry, "msl_cuda::chain();" in entry) == tuple(c not in own for c in calls)
+
+
 def test_threadgroup_memory_is_shared_and_aligned() -> None:
     text = text_of("kernel void k(uint i [[thread_position_in_grid]]) { threadgroup float a[4][8], b; a[0][i] = b; }")
     assert "alignas(16) alignas(float) __shared__ float a [ 4 ] [ 8 ];" in text

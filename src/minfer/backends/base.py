@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from minfer.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from minfer.backends.profile import Profile
     from minfer.graph.allocate import Split
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from minfer.quants import KvFormat
 
 Bytes = npt.NDArray[np.uint8]
+Progress = Callable[[int, int | None, str], None]
+"""`progress(done, total, what)`: bytes so far, bytes in all, and a phrase for a person."""
 
 
 class Tensors(Protocol):
@@ -120,8 +122,9 @@ class Backend(ABC):
         self.write(target, self.read(source, nbytes))
 
     @abstractmethod
-    def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
-        """Make the weights that this device's nodes name reachable; called once, before `compile`."""
+    def load_weights(self, tensors: Tensors, weights: Sequence[Weight], progress: Progress | None = None) -> None:
+        """Make the weights that this device's nodes name reachable; called once, before `compile`. `progress` is told
+        of copies to a device's own memory."""
 
     @abstractmethod
     def weight_bytes(self, weight: Weight) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer.backends.base import Backend, Bytes, KvRegion, Tensors
+from minfer.backends.base import Backend, Bytes, KvRegion, Progress, Tensors
 from minfer.errors import DeviceMemoryError, RequestError
 from minfer.quants import FORMATS
 from minfer.quants import kv_format as parse_kv_format
@@ -55,7 +55,7 @@ class HostBackend(Backend):
     def view(self, buffer: Bytes, nbytes: int) -> Bytes:
         return buffer[:nbytes]
 
-    def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
+    def load_weights(self, tensors: Tensors, weights: Sequence[Weight], progress: Progress | None = None) -> None:
         self._tensors = tensors
 
     def data(self, weight: Weight) -> Bytes:

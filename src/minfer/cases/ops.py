@@ -43,6 +43,7 @@ def all_cases() -> tuple[Case, ...]:
             _norm_cases(),
             _matmul_cases(),
             _wide_cases(),
+            _tile_cases(),
             _rope_cases(),
             _kv_cases(),
             _attn_cases(),
@@ -107,6 +108,14 @@ def _wide_cases() -> Iterator[Case]:
     for n_in, n_out in (*((n, 37) for n in (1024, 1056, 5120, 5152, 10240, 10272)), (32, 40_000)):
         op = ir.MatMul(_w("w.weight", "Q4_0", n_in, n_out))
         yield Case(f"matmul/wide/{n_in}x{n_out}", op, (Value((n_in, 1)),), "matmul")
+
+
+def _tile_cases() -> Iterator[Case]:
+    """Many tokens by so many rows that a GPU takes the larger of its tiles."""
+    for type_ in ("F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"):
+        for n in (33, 65) if type_ in ("Q8_0", "Q4_K") else (65,):
+            op = ir.MatMul(_w("w.weight", type_, 256, 12_800))
+            yield Case(f"matmul/tiles/{type_}/n{n}", op, (Value((256, n)),), "matmul")
 
 
 def _rope_cases() -> Iterator[Case]:

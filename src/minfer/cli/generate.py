@@ -62,11 +62,16 @@ def load(
 
     with Download() as progress:
         path = sources.resolve(model, progress=progress)
-    with Waiting(f"loading {path.name}"):
+    with Download() as bar, Waiting(f"loading {path.name}") as waiting:
+
+        def upload(done: int, total: int | None, what: str) -> None:
+            waiting.done()
+            bar(done, total, what)
+
         how: dict[str, Any] = {"n_ctx": n_ctx, "device": device, "threads": threads, "kv_format": kv_format}
         if gpu_layers is not None:
             how["gpu_layers"] = int(gpu_layers) if gpu_layers.isdecimal() else gpu_layers
-        loaded = minfer.load(path, **how)
+        loaded = minfer.load(path, **how, progress=upload)
     if explain:
         note(loaded.explain())
     elif device == "auto":

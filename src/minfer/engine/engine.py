@@ -23,7 +23,7 @@ from minfer.quants import kv_format as parse_kv_format
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from minfer.backends.base import Backend, LaunchList, LaunchTime, Program
+    from minfer.backends.base import Backend, LaunchList, LaunchTime, Program, Progress
     from minfer.gguf import ModelFile
     from minfer.graph import Placement, Plan
     from minfer.graph.allocate import Split
@@ -51,6 +51,7 @@ class Engine:
         kv_format: str = "f32",
         threads: int | None = None,
         unfused: frozenset[str] = frozenset(),
+        progress: Progress | None = None,
     ) -> None:
         rows = parse_kv_format(kv_format)
         self.file = file
@@ -66,7 +67,8 @@ class Engine:
         plan = self.plan(min(N_BATCH, n_ctx))
         for name, backend in self.backends.items():
             need(backend, arch, plan, n_ctx).check(backend.memory())
-            backend.load_weights(file, sorted(weights_on(plan, name), key=lambda weight: weight.name))
+            weights = sorted(weights_on(plan, name), key=lambda weight: weight.name)
+            backend.load_weights(file, weights, progress)
         for layer, name in enumerate(placement.layers):
             self.backends[name].add_kv_region(layer, n_ctx, self.n_kv_values, rows)
 

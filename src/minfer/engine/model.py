@@ -47,7 +47,8 @@ def load(
     default what the model was trained for, up to 4096. `device` is "auto" or a device's name; a device named refuses a
     model it cannot run. `threads` bounds the threads of the CPU, by default its physical cores.
     `kv_format` is "f32", "f16", "q8_0" or "auto". `gpu_layers` is how many layers the device runs, "auto" for as many
-    as its memory holds; the rest runs on the CPU.
+    as its memory holds; the rest runs on the CPU. `progress(done_bytes, total_bytes or None, what)` is called while a
+    model is fetched and while weights are copied to a GPU's own memory.
 
     Raises `SourceError` if the model cannot be had, `ModelFileError` if it is damaged, `UnsupportedError` if it is of a
     kind that minfer or the device does not run, `DeviceMemoryError` if it does not fit, and `RequestError` for an
@@ -72,7 +73,7 @@ def load(
             raise RequestError(f"n_ctx is {n_ctx:,}; the model was trained for 1 to {arch.n_ctx_train:,} tokens")
         kv = "f32" if kv_format == "auto" else kv_format
         placement = place(arch, device, kv, gpu_layers=gpu_layers, n_ctx=n_ctx)
-        engine = Engine(file, arch, placement, n_ctx=n_ctx, kv_format=kv, threads=threads)
+        engine = Engine(file, arch, placement, n_ctx=n_ctx, kv_format=kv, threads=threads, progress=progress)
     except BaseException:
         file.close()
         raise

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: A kernel that calls this function of its source waits there for the launches before it, not where it begins.
 WAIT = "wait_for_those_before"
+#: A kernel that calls this one says there that the next may be placed, not where it begins.
+CHAIN = "next_may_be_placed"
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,9 @@ class CudaEmitter(Emitter):
         bounds = f"__launch_bounds__({kernel.max_threads}) " if kernel.max_threads else ""
         args = self.text_inline(*instance.args) if instance.args else ""
         call = ", ".join(self.argument(p) for p in kernel.params)
-        waits = any(self.tokens[i].text == WAIT for i in range(*kernel.body))
-        body = f"msl_cuda::chain(); {'' if waits else 'msl_cuda::wait(); '}{kernel.scope}{kernel.name}{args}({call});"
+        own = {self.tokens[i].text for i in range(*kernel.body)}
+        begin = ("" if CHAIN in own else "msl_cuda::chain(); ") + ("" if WAIT in own else "msl_cuda::wait(); ")
+        body = f"{begin}{kernel.scope}{kernel.name}{args}({call});"
         return f'extern "C" __global__ void {bounds}{symbol}({params}) {{ {body} }}'
 
     def _value_type(self, p: Param) -> str:

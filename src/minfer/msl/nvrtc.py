@@ -156,7 +156,8 @@ def module(unit: Unit, wanted: Sequence[tuple[str, Mapping[str, Value]]], arch: 
     for name, constants in wanted:
         key = tuple(sorted(constants.items()))
         if (name, key) not in entries:
-            instance, symbol = unit.instances[name], f"msl_k{len(entries)}"
+            # A profiler shows the symbol.
+            instance, symbol = unit.instances[name], re.sub(r"\W", "_", f"{name}_{len(entries)}")
             entries[name, key] = symbol, entry(instance.kernel)
             plan.setdefault(key, []).append((symbol, instance))
     variants = [(dict(key), instances) for key, instances in plan.items()]

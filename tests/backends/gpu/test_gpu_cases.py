@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 CASES = cases.all_cases()
 #: What kernels are chosen by: a device that takes the plain ones, and one like CUDA that asks for its own.
 PLAIN = simulator.SimulatorDevice().profile
-EVERY = replace(PLAIN, extra=frozenset(choose.EXTRA), split_rows=64, max_splits=choose.MAX_SPLITS)
+EVERY = replace(
+    PLAIN,
+    extra=frozenset(choose.EXTRA),
+    split_rows=64,
+    max_splits=choose.MAX_SPLITS,
+    max_threadgroup_bytes=200_000,
+    cores=200,
+)
 PROFILES = (PLAIN, EVERY)
 
 

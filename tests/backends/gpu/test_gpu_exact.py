@@ -11,20 +11,26 @@ import pytest
 
 from minfer import cases
 from minfer.backends.reference import ReferenceBackend
-from minfer.cases import Case, KvFill, MemoryTensors, Value
+from minfer.cases import Case, KvFill, MemoryTensors, Value, random_rows
 from minfer.graph import ir
 from minfer.graph.ir import Weight
 from minfer.quants import FORMATS, KV_FORMATS
 
 
-def run(case: Case, weights: dict[str, np.ndarray[Any, Any]] | None = None, **inputs: Any) -> np.ndarray[Any, Any]:
-    """The case's value on the simulator, with weights and inputs of our own where they are given."""
+def run(
+    case: Case, weights: dict[str, np.ndarray[Any, Any]] | None = None, *, tensor_cores: bool = False, **inputs: Any
+) -> np.ndarray[Any, Any]:
+    """The case's value on the simulator, with weights and inputs of our own where they are given; `tensor_cores` takes
+    the kernels made for them."""
     if weights is not None:
         raw = {w.name: FORMATS[w.type].quantize(weights[w.name].astype(np.float32)) for w in ir.weights_of(case.op)}
         object.__setattr__(case, "weights", lambda seed=0: MemoryTensors(raw))
     data = {**case.data(), **inputs}
     object.__setattr__(case, "data", lambda seed=0: data)
-    return np.asarray(cases.run(case, gpu_cases.backend(case))[0])
+    gpu = gpu_cases.backend(case)
+    if tensor_cores:
+        gpu.device.profile = dataclasses.replace(gpu.device.profile, extra=frozenset(["mma"]))
+    return np.asarray(cases.run(case, gpu)[0])
 
 
 @pytest.mark.parametrize("n", [1, 8])
@@ -196,3 +202,52 @@ def test_tiles_read_the_rows_of_their_queries_and_no_others(fmt: str) -> None:
     assert case.kv
     for slot in (4, 5):
         assert tiled[1].counters.read_distinct[slot] == len(rows) * KV_FORMATS[fmt].row_bytes(case.kv.n_values)
+
+
+# --- inputs as halves -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type_", ["F32", "BF16", "F16", "Q8_0", "Q4_0", "Q6_K", "MXFP4"])
+def test_one_hot_inputs_give_the_weights_themselves(type_: str) -> None:
+    """Powers of two lose nothing as halves, and codes and their scales nothing either: the decoded weight, bit for bit.
+    F32 weights are rounded to 11 bits."""
+    n_in = 256 if type_ == "Q6_K" else 97 if FORMATS[type_].block_size == 1 else 96
+    weight = Weight("w", type_, (n_in, 37))
+    case = Case("onehot", ir.MatMul(weight), (Value((n_in, 40)),), "matmul")
+    picked, factors = np.arange(40) * 2, np.float32(2.0) ** np.arange(-40, 40, 2, dtype=np.float32)
+    x = np.eye(n_in, dtype=np.float32)[picked] * factors[:, None]
+    raw = random_rows(weight, np.random.default_rng(1))
+    object.__setattr__(case, "weights", lambda seed=0: MemoryTensors({"w": raw}))
+    decoded = FORMATS[type_].dequantize(raw)[:, picked].T * factors[:, None]
+    got = run(case, x0=x, tensor_cores=True)
+    if type_ == "F32":
+        np.testing.assert_allclose(got, decoded, rtol=2**-11, atol=0)
+    else:
+        assert np.array_equal(got, decoded)
+
+
+def test_no_input_leaves_the_range_of_a_half() -> None:
+    """Tokens from 1e-36 to 1e33: each is as good as one of ordinary size, zeros stay zeros, and what is beside a
+    token in a batch does not change a bit of it."""
+    rng = np.random.default_rng(2)
+    sizes = np.array([1e-36, 1e-20, 1e-7, 1.0, 6e4, 7e4, 1e20, 1e33, 0.0, 3.0], np.float32)
+    x = rng.standard_normal((len(sizes), 256)).astype(np.float32) * sizes[:, None]
+    values = rng.standard_normal((37, 256)).astype(np.float32)
+    case = Case("range", ir.MatMul(Weight("w", "Q4_1", (256, 37))), (Value((256, len(sizes))),), "matmul")
+    got = run(case, {"w": values}, x0=x, tensor_cores=True)
+    weights = FORMATS["Q4_1"].dequantize(FORMATS["Q4_1"].quantize(values)).astype(np.float64)
+    for row, inputs, size in zip(got, x, sizes, strict=True):
+        want = inputs.astype(np.float64) @ weights.T
+        assert np.abs(row - want).max() <= 5e-3 * np.sqrt(np.mean(want**2)), size
+    others = np.where(np.arange(len(sizes))[:, None] == 3, x, x[::-1])
+    again = run(case, {"w": values}, x0=others.astype(np.float32), tensor_cores=True)
+    assert np.array_equal(again[3], got[3])
+
+
+def test_not_a_number_stays_with_its_token() -> None:
+    x = np.ones((9, 64), np.float32)
+    x[4, 7] = np.nan
+    case = Case("nan", ir.MatMul(Weight("w", "Q8_0", (64, 3))), (Value((64, 9)),), "matmul")
+    got = run(case, {"w": np.ones((3, 64))}, x0=x, tensor_cores=True)
+    assert np.array_equal(np.isnan(got).all(axis=1), np.arange(9) == 4)
+    np.testing.assert_allclose(got[0], 64, rtol=1e-3)

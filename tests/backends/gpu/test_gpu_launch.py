@@ -28,7 +28,7 @@ from minfer.backends.gpu.launch import (
     hazards,
     prove_ordered,
 )
-from minfer.backends.gpu.lower import THREADGROUP_BYTES, Profile, choose
+from minfer.backends.gpu.lower import THREADGROUP_BYTES, Profile, choose, project
 from minfer.errors import GraphError, RequestError
 from minfer.msl.library import Library
 
@@ -137,7 +137,7 @@ def test_kernels_are_metal_and_state_their_threadgroup_memory(family: str) -> No
         declared = THREADGROUP_BYTES.get(name)
         kernel = library.unit.instances[name].kernel
         if kernel.threadgroup and family != "heads":
-            small = ("attention_", "project_wide", "top_")  # less than the largest stated
+            small = ("attention_", "gemm_inputs", "project_wide", "rms_norm", "top_")  # less than the largest stated
             assert declared or name.startswith(small), name
 
 
@@ -177,6 +177,41 @@ def test_products_of_a_device_with_tiers_of_its_own(n_tokens: int, coded: bool, 
     assert choose.product(own, n_tokens, coded=coded).kernel == kernel
     off = dataclasses.replace(own, off=frozenset(choose.EXTRA))
     assert choose.product(off, n_tokens, coded=coded) == choose.product(PROFILE, n_tokens)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "rows", "tile"),
+    [
+        (32, 12800, (32, 32)),  # a tile of 64 tokens would be half empty
+        (33, 12800, (64, 64)),
+        (64, 12800, (64, 64)),
+        (65, 12800, (128, 64)),
+        (512, 49 * 64, (64, 64)),  # 4 x 49 tiles for 200 cores
+        (512, 50 * 64, (128, 64)),
+        (512, 24 * 64, (32, 32)),  # 8 x 24
+        (512, 25 * 64, (64, 64)),
+    ],
+)
+def test_tiles_fill_the_cores(n_tokens: int, rows: int, tile: tuple[int, int]) -> None:
+    gpu = dataclasses.replace(PROFILE, cores=200, max_threadgroup_bytes=100_000)
+    assert choose.mma_tile(gpu, n_tokens, rows, lambda tokens, _: 256 * tokens) == tile
+    assert choose.mma_tile(gpu, 512, 12800, lambda tokens, _: 1000 * tokens) == (64, 64)  # what fits
+    assert choose.mma_tile(gpu, 512, 12800, lambda _, rows: 2000 * rows) == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("type_", "stride"),
+    [
+        ("Q4_0", 176),  # eight blocks of 18 and up to 3 bytes before them; 16 more than a multiple of 32
+        ("Q4_K", 144),
+        ("Q6_K", 240),
+        ("F16", 272),
+        ("F32", 272),
+    ],
+)
+def test_the_threadgroup_memory_of_a_tile(type_: str, stride: int) -> None:
+    scales = {"Q4_0": 8, "Q4_K": 16, "Q6_K": 16, "F16": 4, "F32": 4}[type_]  # and minima, and inverses
+    assert project.tile_bytes(type_, 64, 64) == 2 * 64 * 128 + 2 * 64 * stride + 4 * 64 * scales
 
 
 def test_tiers_can_be_switched_off() -> None:

@@ -34,7 +34,8 @@ def test_weights_are_split_below_the_largest_buffer(unified: bool) -> None:
         weights = [Weight(name, t.format.name, t.shape) for name, t in model.tensors.items()]
         assert sum(t.nbytes for t in model.tensors.values()) > LIMIT > max(t.nbytes for t in model.tensors.values())
         device = limited(unified=unified)
-        found = register(device, model, weights)
+        told: list[tuple[int, int | None, str]] = []
+        found = register(device, model, weights, lambda *what: told.append(what))
         buffers = {id(buffer): buffer for buffer, _ in found.values()}
         assert len(buffers) > 1
         assert all(buffer.length <= LIMIT for buffer in buffers.values())
@@ -42,6 +43,9 @@ def test_weights_are_split_below_the_largest_buffer(unified: bool) -> None:
             data = model.data(name)
             assert device.read(buffer, offset, data.nbytes) == data.tobytes()
             assert (buffer.address + offset == data.ctypes.data) == unified
+        sizes = [t.nbytes for t in model.tensors.values()]
+        uploads = [(sum(sizes[:i]), sum(sizes), "uploading weights to simulator") for i in range(len(sizes))]
+        assert told == ([] if unified else uploads)
         if not unified:
             whole = sum(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in model.tensors.values())
             assert sum(buffer.length for buffer in buffers.values()) == whole

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from minfer.backends.base import LaunchList as Listed
-    from minfer.backends.base import Program
+    from minfer.backends.base import Program, Progress
     from minfer.backends.gpu.devices.base import Device, Recording
     from minfer.graph.allocate import Split
     from minfer.graph.ir import Node, Weight
     from minfer.graph.plan import Plan
 
 
-#: Largest `cases.error` of a product whose operands are rounded to tf32: 11 bits, so each is off by up to 1/2048 of
+#: Largest `cases.error` of a product whose inputs are rounded to halves: 11 bits, so each is off by up to 1/2048 of
 #: itself; the largest of some thousand sums, a gated one among them, stays below ten times that.
-TF32_BOUND = 5e-3
+HALF_BOUND = 5e-3
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class GpuBackend(Backend):
         if not isinstance(op, (ir.MatMul, ir.Project)):
             return f32
         kernel = choose.product(self.device.profile, node.n_elements // node.shape[0]).kernel
-        return TF32_BOUND if kernel == "gemm_mma" else f32
+        return HALF_BOUND if kernel == "gemm_mma" else f32
 
     def facts(self) -> dict[str, str]:
         return self.device.facts()
@@ -112,9 +112,9 @@ class GpuBackend(Backend):
 
     # --- weights and KV rows -------------------------------------------------------------------------------------
 
-    def load_weights(self, tensors: Tensors, weights: Sequence[Weight]) -> None:
+    def load_weights(self, tensors: Tensors, weights: Sequence[Weight], progress: Progress | None = None) -> None:
         self._tensors = tensors
-        self._weights = register(self.device, tensors, weights)
+        self._weights = register(self.device, tensors, weights, progress)
 
     def weight_bytes(self, weight: Weight) -> int:
         if self.device.profile.unified_memory:

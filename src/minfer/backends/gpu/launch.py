@@ -52,7 +52,11 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch: `grid` threadgroups of `threads` threads. `bytes` and `flops` are what it must move and do."""
+    """One kernel launch: `grid` threadgroups of `threads` threads. `bytes` and `flops` are what it must move and do.
+
+    `threadgroup_bytes` is the length of [[threadgroup(0)]] memory, which only kernels of extra tiers take: the others
+    declare what they need.
+    """
 
     node: str
     family: str
@@ -65,6 +69,7 @@ class Launch:
     threads: int
     bytes: int
     flops: int
+    threadgroup_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -78,6 +83,7 @@ class Launch:
             ],
             "grid": list(self.grid),
             "threads": self.threads,
+            "threadgroup_bytes": self.threadgroup_bytes,
             "bytes": self.bytes,
             "flops": self.flops,
         }

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from minfer.backends.base import Bytes, Tensors
+    from minfer.backends.base import Bytes, Progress, Tensors
     from minfer.backends.gpu.devices.base import Device
     from minfer.graph.ir import Weight
 
@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 ALIGNMENT = 256
 
 
-def register(device: Device, tensors: Tensors, weights: Sequence[Weight]) -> dict[str, tuple[Any, int]]:
-    """Weight name -> (buffer, byte offset). No buffer is larger than the device allows for one."""
+def register(
+    device: Device, tensors: Tensors, weights: Sequence[Weight], progress: Progress | None = None
+) -> dict[str, tuple[Any, int]]:
+    """Weight name -> (buffer, byte offset). No buffer is larger than the device allows for one; `progress` is told of
+    what is uploaded."""
     arrays = {weight.name: tensors.data(weight.name) for weight in weights}
     limit = device.profile.max_buffer_bytes
-    return _wrapped(device, arrays, limit) if device.profile.unified_memory else _uploaded(device, arrays, limit)
+    if device.profile.unified_memory:
+        return _wrapped(device, arrays, limit)
+    return _uploaded(device, arrays, limit, progress or (lambda done, total, what: None))
 
 
 def _owner(array: Any) -> Any:
@@ -56,7 +61,7 @@ def _wrapped(device: Device, arrays: dict[str, Bytes], limit: int) -> dict[str, 
     return found
 
 
-def _uploaded(device: Device, arrays: dict[str, Bytes], limit: int) -> dict[str, tuple[Any, int]]:
+def _uploaded(device: Device, arrays: dict[str, Bytes], limit: int, progress: Progress) -> dict[str, tuple[Any, int]]:
     """Weights side by side in buffers of up to the limit, each copied once."""
     groups: list[tuple[int, dict[str, int]]] = []
     for name, array in arrays.items():
@@ -67,9 +72,12 @@ def _uploaded(device: Device, arrays: dict[str, Bytes], limit: int) -> dict[str,
         offsets[name] = used
         groups[-1] = (used + size, offsets)
     found: dict[str, tuple[Any, int]] = {}
+    done, total = 0, sum(array.nbytes for array in arrays.values())
     for used, offsets in groups:
         buffer = device.buffer(used, "weights")
         for name, offset in offsets.items():
+            progress(done, total, f"uploading weights to {device.profile.name}")
             device.write(buffer, offset, np.ascontiguousarray(arrays[name]).reshape(-1).data)
+            done += arrays[name].nbytes
             found[name] = (buffer, offset)
     return found

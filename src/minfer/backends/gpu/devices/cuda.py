@@ -97,17 +97,19 @@ class CudaBuffer:
 class Call:
     """A launch as the driver takes it: the function, the grid, and an array of pointers to its arguments."""
 
-    __slots__ = ("function", "grid", "keep", "label", "params", "threads")
+    __slots__ = ("function", "grid", "keep", "label", "params", "shared", "threads")
 
     def __init__(self, step: Step, function: Any, slots: Entry) -> None:
         launch = step.launch
         values: dict[int, Any] = {b.slot: ctypes.c_uint64(b.buffer.address + b.offset) for b in step.bound}
         values[0] = (ctypes.c_char * len(launch.args)).from_buffer_copy(launch.args)
         unbound = ctypes.c_uint64(0)  # an optional argument that the constants leave out
-        arguments = [values.get(slot, unbound) for slot in slots.buffers]
+        arguments: list[Any] = [values.get(slot, unbound) for slot in slots.buffers]
+        arguments += [ctypes.c_uint32(0) for _ in slots.threadgroup]  # where its memory begins
         self.params = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
         self.keep = (arguments, step)
         self.function, self.grid, self.threads = function, launch.grid, launch.threads
+        self.shared = launch.threadgroup_bytes
         self.label = f"{launch.node} ({launch.kernel})"
 
 
@@ -131,6 +133,7 @@ class CudaRecording:
             params.func = c.function
             params.gridDimX, params.gridDimY, params.gridDimZ = c.grid
             params.blockDimX, params.blockDimY, params.blockDimZ = c.threads, 1, 1
+            params.sharedMemBytes = c.shared
             params.kernelParams = ctypes.addressof(c.params)
             # A kernel waits for one kernel before it by itself (msl_cuda::chain); several are waited for in full.
             chained = device.programmatic and len(after) == 1
@@ -202,7 +205,7 @@ class CudaDevice(Device):
             "cuda",
             unified_memory=False,
             max_threads=self._attribute("MAX_THREADS_PER_BLOCK"),
-            max_threadgroup_bytes=self._attribute("MAX_SHARED_MEMORY_PER_BLOCK"),
+            max_threadgroup_bytes=self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
             max_buffer_bytes=1 << 40,
             off=tiers_off(),
             extra=frozenset(EXTRA),
@@ -347,7 +350,11 @@ class CudaDevice(Device):
             loaded = self.call("cuModuleLoadData", module.cubin)
             for variant in part:
                 symbol, slots = module.entries[variant[1], tuple(sorted(variant[2]))]
-                self._functions[variant] = self.call("cuModuleGetFunction", loaded, symbol.encode()), slots
+                function = self.call("cuModuleGetFunction", loaded, symbol.encode())
+                if slots.threadgroup:  # more than every GPU has must be asked for
+                    limit = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    self.call("cuFuncSetAttribute", function, limit, self.profile.max_threadgroup_bytes)
+                self._functions[variant] = function, slots
         return sum(map(len, parts))
 
     def _compile(self, variants: Sequence[Variant]) -> nvrtc.Module:
@@ -360,7 +367,7 @@ class CudaDevice(Device):
 
     def _launch(self, c: Call) -> None:
         params = ctypes.addressof(c.params)
-        self.call("cuLaunchKernel", c.function, *c.grid, c.threads, 1, 1, 0, self.stream, params, 0)
+        self.call("cuLaunchKernel", c.function, *c.grid, c.threads, 1, 1, c.shared, self.stream, params, 0)
 
     def encode(self, steps: Sequence[Step]) -> None:
         calls = self.calls(steps)

@@ -21,13 +21,16 @@ inline uint u32_aligned(device const uchar * p) { return *(device const uint *)p
 inline uint u32_bytes(device const uchar * p) { return uint(p[0]) | uint(p[1]) << 8 | uint(p[2]) << 16 | uint(p[3]) << 24; }
 
 // Where launches may overlap, a kernel that calls this touches what others write only after it; elsewhere all is there.
-// What is asked for by `prefetch` may be read sooner then.
+// What is asked for by `prefetch` may be read sooner then. Threadgroups of the next launch take room where they wait, so a
+// kernel whose own fill the GPU unevenly calls `next_may_be_placed` late.
 #ifdef MINFER_CUDA
 inline void wait_for_those_before() { msl_cuda::wait(); }
+inline void next_may_be_placed() { msl_cuda::chain(); }
 inline void prefetch(device const uchar * p) { msl_cuda::prefetch(p); }  // into L2
 inline void touch(device const uchar * p) { msl_cuda::touch(p); }        // into L1
 #else
 inline void wait_for_those_before() {}
+inline void next_may_be_placed() {}
 inline void prefetch(device const uchar *) {}
 inline void touch(device const uchar *) {}
 #endif

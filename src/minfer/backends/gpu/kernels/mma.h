@@ -1,27 +1,54 @@
-// The tensor cores' product of 16x8 and 8x8 values, as NVIDIA's `mma` has it. Elsewhere the same by the lanes of a
-// simdgroup, so that a kernel made for it is checked where there is no tensor core.
+// The tensor cores' products, as NVIDIA's `mma` has them, and copies into threadgroup memory that go on beside them.
+// Elsewhere the same by plain instructions, so that a kernel made for them is checked where there is no tensor core.
+// With g = lane / 4 and t = lane % 4, a lane has of d (16, 8): (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// https://docs.nvidia.com/cuda/parallel-thread-execution, mma.m16n8k16; cp.async
 #pragma once
 #include "common.h"
 
-// Round to 10 bits of fraction: Dekker's split, doi:10.1007/BF01397083. An infinity becomes NaN.
-inline float to_tf32(float x) {
-    const float big = x * 8193.0f;
-    return big - (big - x);
-}
 #ifdef MINFER_CUDA
-inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint) { msl_cuda::mma_tf32(d, a, b); }
+inline void mma_16x8x16(thread float4 & d, uint4 a, uint2 b, uint) { msl_cuda::mma_f16(d, a, b); }
+inline float4 product_16x8x16(uint4 a, uint2 b, uint) { return msl_cuda::product_f16(a, b); }
+inline void copy16(threadgroup uchar * to, device const uchar * from, uint n) { msl_cuda::copy16(to, from, n); }
+inline void copy4(threadgroup uchar * to, device const uchar * from, uint n) { msl_cuda::copy4(to, from, n); }
+inline void end_copies() { msl_cuda::end_copies(); }
+inline void wait_for_copies(bool but_the_last) {
+    if (but_the_last) msl_cuda::wait_for_copies<1>();
+    else msl_cuda::wait_for_copies<0>();
+}
+inline uint minus_halves(uint a, uint b) { return msl_cuda::minus_halves(a, b); }
 #else
-// d (16, 8) += a (16, 8) * b (8, 8), operands rounded by to_tf32. With g = lane / 4 and t = lane % 4 a lane has
-// d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); a: (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b: (t, g),
-// (t + 4, g). Reached by the whole simdgroup. https://docs.nvidia.com/cuda/parallel-thread-execution, mma.m16n8k8
-inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint lane) {
+// d (16, 8) += a (16, 16) * b (16, 8). A word is two halves, the lower first: a: (g, 2t), (g + 8, 2t), (g, 2t + 8),
+// (g + 8, 2t + 8) and the next of each; b: (2t, g), (2t + 8, g) and the next of each. Reached by the whole simdgroup.
+inline void mma_16x8x16(thread float4 & d, uint4 a, uint2 b, uint lane) {
     const ushort g = ushort(lane / 4), t = ushort(lane & 3);
     for (ushort k = 0; k < 8; k++) {
         const ushort from = ushort(4 * g + (k & 3));
-        const float low = simd_shuffle(k < 4 ? a.x : a.z, from), high = simd_shuffle(k < 4 ? a.y : a.w, from);
-        const ushort left = ushort(4 * (2 * t) + (k & 3)), right = ushort(left + 4);
-        const float p = simd_shuffle(k < 4 ? b.x : b.y, left), q = simd_shuffle(k < 4 ? b.x : b.y, right);
-        d = fma(float4(low, low, high, high), float4(p, q, p, q), d);
+        const float2 low = float2(as_type<half2>(simd_shuffle(k < 4 ? a.x : a.z, from)));
+        const float2 high = float2(as_type<half2>(simd_shuffle(k < 4 ? a.y : a.w, from)));
+        const ushort left = ushort(8 * t + (k & 3)), right = ushort(left + 4);
+        const float2 p = float2(as_type<half2>(simd_shuffle(k < 4 ? b.x : b.y, left)));
+        const float2 q = float2(as_type<half2>(simd_shuffle(k < 4 ? b.x : b.y, right)));
+        for (ushort i = 0; i < 2; i++) d = fma(float4(low[i], low[i], high[i], high[i]), float4(p[i], q[i], p[i], q[i]), d);
     }
 }
+inline float4 product_16x8x16(uint4 a, uint2 b, uint lane) {  // from zero
+    float4 d = float4(0.0f);
+    mma_16x8x16(d, a, b, lane);
+    return d;
+}
+// The first n bytes of 16 (or 4), whose places are multiples of that; the rest become zeros. Copies since `end_copies` was
+// last called are one group: `wait_for_copies` waits for a thread's own, for all groups or for all but the last.
+inline void copy_bytes(threadgroup uchar * to, device const uchar * from, uint n, uint of) {
+    for (uint i = 0; i < of; i++) to[i] = i < n ? from[i] : uchar(0);
+}
+inline void copy16(threadgroup uchar * to, device const uchar * from, uint n) { copy_bytes(to, from, n, 16); }
+inline void copy4(threadgroup uchar * to, device const uchar * from, uint n) { copy_bytes(to, from, n, 4); }
+inline void end_copies() {}
+inline void wait_for_copies(bool) {}
+inline uint minus_halves(uint a, uint b) { return as_type<uint>(as_type<half2>(a) - as_type<half2>(b)); }
 #endif
+// The four bytes of a word as halves, less `offset`: bytes 0 and 2, bytes 1 and 3. A byte in the fraction of 2^10 is added.
+inline uint2 byte_halves(uint word, uint offset) {
+    const uint one = 0x64006400u, less = one + offset * 0x00010001u;
+    return uint2(minus_halves((word & 0x00FF00FFu) | one, less), minus_halves((word >> 8 & 0x00FF00FFu) | one, less));
+}

@@ -24,7 +24,6 @@ MAX_HEAD_DIM = 256
 #: Threadgroup memory in bytes of the kernel that takes most, with its name.
 THREADGROUP_BYTES = {
     "gemm": 12288,
-    "gemm_mma": 18432,
     "attention_tiled": 20480,
     "attention_g8": 9216,
     "attention_wide_g8": 10336,

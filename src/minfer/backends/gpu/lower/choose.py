@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from minfer.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from minfer.backends.gpu.lower.context import Profile
 
 
@@ -38,7 +40,14 @@ PRODUCTS = (
     Choice("project_t2", "matvec", 2, 4, 2, "the same weights for two tokens"),
     Choice("project_t4", "matvec", 4, 2, 4, "the same weights for four tokens"),
     Choice("project_t8", "matvec", 8, 2, 8, "the same weights for eight tokens"),
-    Choice("gemm_mma", "mma", MANY, 64, 64, "CUDA: tensor cores, operands rounded to tf32; no norm prologue"),
+    Choice(
+        "gemm_mma",
+        "mma",
+        MANY,
+        64,
+        128,
+        "CUDA: tensor cores, inputs as halves; smaller tiles where those fill the GPU",
+    ),
     Choice("gemm", "gemm", MANY, 64, 32, "bound by arithmetic: simdgroup matrices; no norm prologue"),
     Choice("project_t8", "any", MANY, 2, 8, "eight tokens at a time, where gemm is off"),
 )
@@ -56,11 +65,15 @@ MAX_SPLITS = 128
 #: reads its own rows for itself.
 TILED_MIN_QUERIES = {0: 9, 2: 33}
 
+#: Tokens and weight rows of a tile of `gemm_mma`, largest first.
+MMA_TILES = ((128, 64), (64, 64), (32, 32))
+
 TIERS = ("gemm", "split", "tiled", *EXTRA)
 
 
-def product(profile: Profile, n_tokens: int, *, coded: bool = True) -> Choice:
-    """The kernel for a matrix product of `n_tokens`; `coded` says that all weights are blocks of codes, none plain."""
+def product(profile: Profile, n_tokens: int, *, coded: bool = True, mixed: bool = False) -> Choice:
+    """The kernel for a matrix product of `n_tokens`; `coded` says that all weights are blocks of codes, none plain,
+    `mixed` that gate and up are of two types."""
     for choice in PRODUCTS:
         if n_tokens > choice.max_tokens or choice.tier in profile.off:
             continue
@@ -68,10 +81,22 @@ def product(profile: Profile, n_tokens: int, *, coded: bool = True) -> Choice:
             continue
         if choice.tier == "wide" and not coded:
             continue
+        if choice.tier == "mma" and mixed:
+            continue
         if choice.tier in ("gemm", "mma") and not profile.simd_matrix:
             continue
         return choice
     raise AssertionError("the last row serves everything")
+
+
+def mma_tile(profile: Profile, n_tokens: int, rows: int, nbytes: Callable[[int, int], int]) -> tuple[int, int]:
+    """Tokens and rows of a tile: the largest that gives each core one, else the smallest. `nbytes` is the threadgroup
+    memory that a tile takes; one of more than twice the tokens is left out, as is one that does not fit."""
+    for tile in MMA_TILES:
+        tiles = -(-n_tokens // tile[0]) * -(-rows // tile[1])
+        if tiles >= profile.cores and 2 * n_tokens > tile[0] and nbytes(*tile) <= profile.max_threadgroup_bytes:
+            return tile
+    return MMA_TILES[-1]
 
 
 def head_group(group: int) -> int:

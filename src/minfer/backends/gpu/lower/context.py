@@ -114,14 +114,16 @@ def launch(
     constants: Mapping[str, Constant] | None = None,
     nbytes: int | None = None,
     flops: int = 0,
+    threadgroup_bytes: int = 0,
 ) -> Launch:
     """A launch. `nbytes` is what it must move where that is not simply all that it binds."""
     moved = sum(b.nbytes for b in bindings) if nbytes is None else nbytes
     assert STRUCTS[struct.name] is struct
     ordered = tuple(sorted(bindings, key=lambda b: b.slot))
     fixed = tuple((constants or {}).items())
+    raw = struct.pack(**values)
     return Launch(
-        node.name, family, kernel, fixed, struct.name, struct.pack(**values), ordered, grid, threads, moved, flops
+        node.name, family, kernel, fixed, struct.name, raw, ordered, grid, threads, moved, flops, threadgroup_bytes
     )
 
 

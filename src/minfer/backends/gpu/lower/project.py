@@ -12,7 +12,7 @@ from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
     from minfer.backends.gpu.args import Field
-    from minfer.backends.gpu.launch import Constant, Launch
+    from minfer.backends.gpu.launch import Binding, Constant, Launch
     from minfer.graph.ir import Node
 
 #: Simdgroups a threadgroup of the matrix-vector kernels, each with its own rows.
@@ -20,6 +20,8 @@ SIMDGROUPS = 4
 #: The kernels' numbers of the epilogues.
 EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
+#: Values of a row that `gemm_mma` has in threadgroup memory at a time, where not 256 (tile.h).
+CHUNK_VALUES = {"F32": 64, "F16": 128, "BF16": 128}
 #: Threadgroups of `project_wide` a core of the GPU; each goes on to further rows.
 WIDE_RESIDENT = 8
 
@@ -57,9 +59,12 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     if op.norm:
         bindings.append(c.weight(2, op.norm[0]))
     coded = all(FORMATS[w.type].block_size > 1 for w in op.segments)
-    choice = choose.product(c.profile, n_tokens, coded=coded)
+    mixed = glu and op.segments[0].type != op.segments[1].type
+    choice = choose.product(c.profile, n_tokens, coded=coded, mixed=mixed)
     family = choice.kernel
-    if choice.tier in ("gemm", "mma"):
+    if choice.tier == "mma":
+        return mma(c, node, op, values, constants, bindings)
+    if choice.tier == "gemm":
         rows = choice.rows // 2 if glu else choice.rows
         tiles = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
         grid, threads = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS
@@ -91,3 +96,67 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
             flops=flops,
         )
     ]
+
+
+def mma(
+    c: Context,
+    node: Node,
+    op: ir.Project,
+    values: dict[str, Field],
+    constants: dict[str, Constant],
+    bound: list[Binding],
+) -> list[Launch]:
+    """A product by the tensor cores: its inputs as halves, then the product."""
+    x, *_ = c.inputs(node)
+    n_in = x.shape[0]
+    n_tokens, types = x.n_elements // n_in, {w.type for w in op.segments}
+    glu = op.epilogue in ("swiglu", "geglu")
+    widths = [2 * op.segments[0].shape[1]] if glu else [w.shape[1] for w in op.segments]
+
+    def nbytes(tokens: int, rows: int) -> int:
+        return max(tile_bytes(type_, tokens, rows) for type_ in types)
+
+    tokens, rows = choose.mma_tile(c.profile, n_tokens, sum(widths), nbytes)
+    constants["epilogue"] = EPILOGUES.index(op.epilogue)
+    pairs = 8 * ceil_div(n_tokens, 16)
+    halves, scales = 4 * pairs * 64 * ceil_div(n_in, 64), 4 * n_tokens
+    made = [
+        c.value(1, x),
+        c.temporary(2, "gemm halves", halves, "write"),
+        c.temporary(3, "gemm scales", scales, "write"),
+    ]
+    taken = [c.temporary(1, "gemm halves", halves, "read"), c.temporary(2, "gemm scales", scales, "read")]
+    grid = (sum(ceil_div(width, rows) for width in widths), ceil_div(n_tokens, tokens), 1)
+    moved = sum(map(weight_bytes, op.segments)) + halves + node.nbytes + sum(b.nbytes for b in bound if b.slot == 9)
+    flops = 2 * x.n_elements * sum(w.shape[1] for w in op.segments)
+    return [
+        launch(
+            node, "gemm_mma", "gemm_inputs", args.PROJECT, values, made, (pairs, 1, 1), 128, nbytes=x.nbytes + halves
+        ),
+        launch(
+            node,
+            "gemm_mma",
+            f"gemm_mma_{tokens}x{rows}",
+            args.PROJECT,
+            values,
+            [*taken, *(b for b in bound if b.slot > 2)],
+            grid,
+            2 * rows,
+            constants=constants,
+            nbytes=moved,
+            flops=flops,
+            threadgroup_bytes=nbytes(tokens, rows),
+        ),
+    ]
+
+
+def tile_bytes(type_: str, tokens: int, rows: int) -> int:
+    """Threadgroup memory of a tile of `gemm_mma`: two slices of 64 inputs as halves, two chunks of the rows, the scales
+    of one; the numbers are those of tile.h."""
+    fmt = FORMATS[type_]
+    values = CHUNK_VALUES.get(type_, 256)
+    shifts = 3 if type_ in ("F16", "BF16") or (fmt.block_size > 1 and fmt.block_bytes % 4) else 0
+    stride = (values // fmt.block_size * fmt.block_bytes + shifts + 15) // 32 * 32 + 16
+    per_scale = 16 if type_ in ("Q2_K", "Q3_K", "Q6_K") else 32
+    seconds = type_ in ("F32", "BF16", "Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+    return 256 * tokens + 2 * rows * stride + 4 * rows * (values // per_scale) * (2 if seconds else 1)

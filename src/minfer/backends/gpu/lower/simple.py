@@ -115,7 +115,7 @@ def rms_norm(c: Context, node: Node, op: ir.RmsNorm) -> list[Launch]:
     values = {"n": d, "eps": op.eps}
     bindings = [c.value(1, x), c.weight(2, op.weight), c.value(3, node, "write")]
     grid = (node.n_elements // d, 1, 1)
-    return [launch(node, "norms", "rms_norm", args.NORM, values, bindings, grid, 32, flops=4 * node.n_elements)]
+    return [launch(node, "norms", "rms_norm", args.NORM, values, bindings, grid, THREADS, flops=4 * node.n_elements)]
 
 
 def softmax(c: Context, node: Node, op: ir.Softmax) -> list[Launch]:
