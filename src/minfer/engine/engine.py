@@ -254,9 +254,8 @@ class Engine:
     @staticmethod
     def best(words: npt.NDArray[np.int32]) -> list[Best]:
         k = words.shape[1] // 2
-        return [
-            Best(row[:k], row[k : 2 * k].view(np.float32), float(row[2 * k :].view(np.float32)[0])) for row in words
-        ]
+        values = words.view(np.float32)
+        return [Best(words[i, :k], values[i, k : 2 * k], float(values[i, 2 * k])) for i in range(len(words))]
 
     def trace(self, tokens: Sequence[int], rows: Rows, n_outputs: int) -> Iterator[tuple[Node, npt.NDArray[Any]]]:
         """Run with every value kept and give each node's, in build order. KV rows are written, not given."""
@@ -305,21 +304,21 @@ class Engine:
         compiled = self.cache.get(params)
         plan = compiled.plan
         n, m = params.n_tokens, params.n_outputs
-        inputs = {
-            "token_ids": np.asarray(tokens, np.int32),
-            "positions": rows.positions,
-            "cells": rows.cells,
-            "window": rows.window,
-            "tail_ids": np.arange(n - m, n, dtype=np.int32),
-        }
         for index, device, kind in plan.inputs:
             here = self.allocator.buffer(plan.slots[index, device])
             if kind == "token_ids" and before is not None:
                 chosen = before.compiled.plan  # its output begins with the best token
                 there = self.allocator.buffer(chosen.slot(chosen.graph.nodes[chosen.graph.outputs[0]]))
                 self.backends[device].copy(there, here, 4)
+                continue
+            if kind == "token_ids":
+                data = np.array(tokens, np.int32)
+            elif kind == "tail_ids":
+                data = np.arange(n - m, n, dtype=np.int32)
             else:
-                self.backends[device].write(here, inputs[kind])
+                data = getattr(rows, kind)
+            if data.size:
+                self.backends[device].write(here, data)
         for split, program in zip(plan.splits, compiled.programs, strict=True):
             for index in split.receives:
                 node = plan.graph.nodes[index]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from minfer.errors import ContextOverflowError
 
 I32 = npt.NDArray[np.int32]
+_CAUSAL = np.zeros(0, np.int32)  # the window of queries that read every cell up to their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class CellStore:
         self.require(after + n)
         first = len(self) + after
         place = np.arange(first, first + n, dtype=np.int32)
-        return Rows(place, place, np.zeros(0, np.int32), 0)
+        return Rows(place, place, _CAUSAL, 0)
 
     def commit(self, tokens: list[int]) -> None:
         """The rows of these tokens, in order, were written."""

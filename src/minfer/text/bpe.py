@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import warnings
+from functools import cached_property
 from typing import TYPE_CHECKING
-
-import tokenizers
-from tokenizers import models, pre_tokenizers
 
 from minfer.errors import ModelFileError, UnsupportedError
 from minfer.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from minfer.text.tokenizer import Tokenizer
+from minfer.text.tokenizer import Tokenizer, no_collection
 from minfer.text.vocab import PREFIX, Metadata, MissingPreTokenizerWarning, Vocabulary, get_string, get_strings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import tokenizers
+    from tokenizers import pre_tokenizers
+
+    from minfer.gguf import StringArray
 
 
 def _byte_alphabet() -> Mapping[str, int]:
@@ -26,6 +29,7 @@ def _byte_alphabet() -> Mapping[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_MERGES = PREFIX + "merges"
 _SURROGATE = re.compile("[\udc80-\udcff]")
 _PAIRS = re.compile(rb"[^ \n]++ [^ \n]++(?:\n[^ \n]++ [^ \n]++)*+")  # lines of two words
 
@@ -38,12 +42,18 @@ class BpeTokenizer(Tokenizer):
     """
 
     def __init__(self, metadata: Metadata, n_embd_rows: int | None = None) -> None:
-        """Raises ModelFileError as `Vocabulary.from_metadata` and for merges that cannot be; UnsupportedError for an
-        unknown pre-tokenizer."""
-        pre = _find_pre_tokenizer(metadata)
-        vocab = Vocabulary.from_metadata(metadata, n_embd_rows=n_embd_rows, add_bos=pre.add_bos)
+        """Raises ModelFileError as `Vocabulary.from_metadata` and for missing merges; UnsupportedError for an unknown
+        pre-tokenizer. What the merges say is checked when they are first needed."""
+        self._pre = _find_pre_tokenizer(metadata)
+        vocab = Vocabulary.from_metadata(metadata, n_embd_rows=n_embd_rows, add_bos=self._pre.add_bos)
         super().__init__(vocab, name=get_string(metadata, "general.name") or "")
-        self._encoder = _build_encoder(vocab, _read_merges(metadata), pre)
+        self._merges = get_strings(metadata, _MERGES)
+
+    @cached_property
+    def _encoder(self) -> tokenizers.Tokenizer:
+        """Made for the first text: ids need no encoder, and it takes longer than all else in opening a small model."""
+        with no_collection():
+            return _build_encoder(self._vocab, _read_merges(self._merges), self._pre)
 
     def _normal_bytes(self, id: int) -> bytes:
         try:
@@ -72,22 +82,20 @@ def _find_pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _read_merges(metadata: Metadata) -> list[tuple[str, str]]:
+def _read_merges(lines: StringArray) -> list[tuple[str, str]]:
     """The merges as pairs. Raises ModelFileError, naming the first that is not two words."""
-    key = PREFIX + "merges"
-    lines = get_strings(metadata, key)
     joined = lines.join(b"\n")
     if joined.count(b"\n") == len(lines) - 1 and _PAIRS.fullmatch(joined):  # one look at all of them
         joined = joined.replace(b"\n", b" ")
     else:
         for i, line in enumerate(lines):
             if line.count(b" ") != 1 or line[:1] == b" " or line[-1:] == b" ":
-                raise ModelFileError(f"{key}[{i}] is {line!r}; a merge is two tokens with one space between them")
+                raise ModelFileError(f"{_MERGES}[{i}] is {line!r}; a merge is two tokens with one space between them")
         joined = lines.join(b" ")
     try:
         halves = joined.decode("utf-8").split(" ") if lines else []
     except UnicodeDecodeError as error:
-        raise ModelFileError(f"{key} is not UTF-8: {error}") from None
+        raise ModelFileError(f"{_MERGES} is not UTF-8: {error}") from None
     return list(zip(halves[::2], halves[1::2], strict=True))
 
 
@@ -95,10 +103,13 @@ def _name_unknown(merges: list[tuple[str, str]], ids: Mapping[str, int]) -> None
     for i, (left, right) in enumerate(merges):
         for part in (left, right, left + right):
             if part not in ids:
-                raise ModelFileError(f"{PREFIX}merges[{i}] is {f'{left} {right}'!r}, but {part!r} is not a token")
+                raise ModelFileError(f"{_MERGES}[{i}] is {f'{left} {right}'!r}, but {part!r} is not a token")
 
 
 def _build_encoder(vocab: Vocabulary, merges: list[tuple[str, str]], pre: PreTokenizer) -> tokenizers.Tokenizer:
+    import tokenizers
+    from tokenizers import models
+
     ids = vocab.ids
     if _SURROGATE.search("".join(vocab.texts)):
         # Text cannot give a token that is not UTF-8, and the library takes none.
@@ -107,7 +118,7 @@ def _build_encoder(vocab: Vocabulary, merges: list[tuple[str, str]], pre: PreTok
         model = models.BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges)
     except Exception as error:  # the library raises nothing narrower
         _name_unknown(merges, ids)
-        raise ModelFileError(f"{PREFIX}merges: {error}") from error
+        raise ModelFileError(f"{_MERGES}: {error}") from error
     encoder = tokenizers.Tokenizer(model)
     encoder.pre_tokenizer = build_pre_tokenizer(pre)
     return encoder
@@ -115,5 +126,8 @@ def _build_encoder(vocab: Vocabulary, merges: list[tuple[str, str]], pre: PreTok
 
 def build_pre_tokenizer(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
     """The library's form of a pre-tokenizer: cut by each pattern in turn, then spell bytes in GPT-2's alphabet."""
+    import tokenizers
+    from tokenizers import pre_tokenizers
+
     cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
     return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

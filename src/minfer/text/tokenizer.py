@@ -22,7 +22,7 @@ _C_SPACES = " \t\n\v\f\r"
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """No garbage collection: hundreds of thousands of new objects, none of them in a cycle, would set off many."""
     enabled = gc.isenabled()
     gc.disable()
@@ -66,7 +66,7 @@ class Tokenizer(ABC):
         model = get_string(metadata, PREFIX + "model")
         if model is None:
             raise ModelFileError(f"{PREFIX}model is missing: the file has no tokenizer")
-        with _no_collection():
+        with no_collection():
             if model == "gpt2":
                 from minfer.text.bpe import BpeTokenizer
 

@@ -9,12 +9,12 @@ import threading
 
 import numpy as np
 import pytest
-from native import run
+from native import ISAS, run
 
 from helpers import TINY, TINY_MODELS, open_engine
 from minfer import cases
 from minfer.backends import DEVICES, open_backend
-from minfer.backends.cpu import CpuBackend, default_threads
+from minfer.backends.cpu import CpuBackend, _native, default_threads
 from minfer.cases import Case, KvFill, Value
 from minfer.errors import NumericsError, RequestError
 from minfer.graph import ir
@@ -88,6 +88,54 @@ def test_a_row_that_another_query_may_not_see_does_not_reach_it() -> None:
     got = run(dirty)[0]
     assert np.array_equal(got[:40], clean[:40])
     assert np.isnan(got[40:]).all()
+
+
+def ranked_products(type_: str, n_in: int, n_out: int, n: int, k: int, isa: str, threads: int) -> list[bytes]:
+    """The `k` best of products, made and ranked by two operations, and by one."""
+    weight = Weight("w.weight", type_, (n_in, n_out))
+    case = Case("ranked", ir.MatMul(weight), (Value((n_in, n)),), "matmul")
+    x = case.data()["x0"].view(np.uint8).reshape(-1)
+    raw = case.weights()[weight.name].reshape(-1)
+    raw[-raw.size // n_out :] = raw[: raw.size // n_out]  # the last row equals the first: the lower index wins
+    matrix = _native.matrix(type_, raw, n_in, n_out)
+    space = CpuBackend(threads=threads, isa=isa).workspace
+    results = []
+    for joined in (False, True):
+        program, logits = _native.Program(space), np.zeros(4 * n * n_out, np.uint8)
+        out = np.zeros(4 * n * (2 * k + 1), np.uint8)
+        last = out if joined else logits
+        program.project("logits", x, n, [matrix], None, 0.0, "none", [], None, k if joined else 0, last)
+        if not joined:
+            program.top_k("top_k", logits, n_out, n, k, out)
+        for _ in range(2):  # a program may run again
+            program.run()
+        results.append(out.tobytes())
+    values = logits.view(np.float32)
+    assert not values.any(), "only the best are written"
+    return results
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_", ["Q8_0", "Q4_K", "F16"])
+@pytest.mark.parametrize(("n_out", "k"), [(1, 1), (37, 37), (128, 3), (1100, 40)])
+def test_ranked_products_are_those_of_two_operations(type_: str, n_out: int, k: int, isa: str) -> None:
+    for n in (1, 2, 9, 130):
+        one, *others = (r for t in (1, 3) for r in ranked_products(type_, 256, n_out, n, k, isa, t))
+        assert all(other == one for other in others), n
+
+
+def test_logits_are_ranked_where_they_are_made() -> None:
+    engine = open_engine(TINY / "qwen3.gguf", device="cpu")
+    logits = engine.forward([1, 5, 9], engine.cells.rows(3), 2)
+    best = engine.forward_best([1, 5, 9], engine.cells.rows(3), 2, 7)
+    for row, found in zip(logits, best, strict=True):
+        order = np.argsort(-row, kind="stable")[:7]
+        assert np.array_equal(found.ids, order)
+        assert np.array_equal(found.logits, row[order])
+        assert found.log_sum == pytest.approx(np.log(np.exp(row.astype(np.float64)).sum()), rel=1e-6)
+    plain, ranked = (engine.cache.get(engine.params(3, 2, top_k=k)).programs[0].counts for k in (None, 7))
+    assert ranked == plain  # the ranking is no operation of its own
+    engine.close()
 
 
 # --- hostile inputs ----------------------------------------------------------------------------------------------

@@ -99,6 +99,7 @@ class Program:
         epilogue: str,
         biases: Sequence[_Floats],
         residual: _Bytes | None,
+        top_k: int,
         out: _Bytes,
         /,
     ) -> None: ...

@@ -25,7 +25,8 @@ class CpuProgram:
     def __init__(self, backend: CpuBackend, plan: Plan, split: Split, buffers: Callable[[int], Any]) -> None:
         lowering = _Lowering(backend, plan, buffers)
         for node in split.nodes:
-            OPS[type(node.op)](lowering, node, node.op, [lowering.buffer(i) for i in node.inputs])
+            if not lowering.is_ranked(node):  # then its products are made where they are ranked
+                lowering.lower(node)
         self._native: _native.Program | None = lowering.program
 
     def run(self) -> None:
@@ -58,6 +59,7 @@ class _Lowering:
     def __init__(self, backend: CpuBackend, plan: Plan, buffers: Callable[[int], Any]) -> None:
         self.backend = backend
         self.program = _native.Program(backend.workspace)
+        self._plan = plan
         self._nodes = plan.graph.nodes
         self._buffers = buffers
         self._tables: dict[tuple[RopeSpec, int], int] = {}
@@ -65,6 +67,22 @@ class _Lowering:
     def buffer(self, index: int) -> Bytes:
         data: Bytes = self._buffers(index)
         return data[: self._nodes[index].nbytes]
+
+    def lower(self, node: Node) -> None:
+        OPS[type(node.op)](self, node, node.op, [self.buffer(i) for i in node.inputs])
+
+    def is_ranked(self, node: Node) -> bool:
+        """Whether a node is a plain product of which only the largest are wanted: logits that need not be written."""
+        op, graph = node.op, self._plan.graph
+        plain = isinstance(op, ir.MatMul) and not op.bias
+        plain |= isinstance(op, ir.Project) and len(op.segments) == 1 and op.epilogue == "none"
+        users = graph.consumers[node.index]
+        if not plain or len(users) != 1 or node.index in graph.outputs or graph.params.trace:
+            return False
+        user = graph.nodes[users[0]]
+        # The activations are read until the last of the results is written.
+        apart = self._plan.slot(user).buffer not in {self._plan.slots[i, node.device].buffer for i in node.inputs}
+        return isinstance(user.op, ir.TopK) and user.device == node.device and apart
 
     def rows(self, index: int) -> int:
         """Rows of a value: its elements over its features."""
@@ -119,7 +137,11 @@ def _softmax(low: _Lowering, node: Node, _: ir.Softmax, x: _Inputs) -> None:
 
 
 def _top_k(low: _Lowering, node: Node, op: ir.TopK, x: _Inputs) -> None:
-    d, n = low._nodes[node.inputs[0]].shape
+    source = low._nodes[node.inputs[0]]
+    if isinstance(source.op, ir.MatMul | ir.Project) and low.is_ranked(source):
+        _project(low, source, source.op, [low.buffer(i) for i in source.inputs], node)
+        return
+    d, n = source.shape
     low.program.top_k(node.name, x[0], d, n, op.k, low.buffer(node.index))
 
 
@@ -212,14 +234,12 @@ def _attn(low: _Lowering, node: Node, op: ir.Attn, x: _Inputs) -> None:
     )
 
 
-def _matmul(low: _Lowering, node: Node, op: ir.MatMul, x: _Inputs) -> None:
-    biases = (op.bias,) if op.bias else ()
-    project = ir.Project((op.weight,), None, "bias" if op.bias else "none", biases)
-    _project(low, node, project, x)
-
-
-def _project(low: _Lowering, node: Node, op: ir.Project, x: _Inputs) -> None:
+def _project(low: _Lowering, node: Node, op: ir.Project | ir.MatMul, x: _Inputs, ranked: Node | None = None) -> None:
+    """Products; of those whose `TopK` is `ranked`, its value alone."""
     b = low.backend
+    if isinstance(op, ir.MatMul):
+        op = ir.Project((op.weight,), None, "bias" if op.bias else "none", (op.bias,) if op.bias else ())
+    top_k = ranked.op.k if ranked and isinstance(ranked.op, ir.TopK) else 0
     gain, eps = (b.vector(op.norm[0]), op.norm[1]) if op.norm else (None, 0.0)
     segments: Sequence[_native.Matrix] = [b.matrix(w) for w in op.segments]
     biases = [b.vector(w) for w in op.biases]
@@ -233,7 +253,8 @@ def _project(low: _Lowering, node: Node, op: ir.Project, x: _Inputs) -> None:
         op.epilogue,
         biases,
         x[1] if len(x) > 1 else None,
-        low.buffer(node.index),
+        top_k,
+        low.buffer((ranked or node).index),
     )
 
 
@@ -243,7 +264,7 @@ OPS: dict[type[ir.Op], Callable[..., None]] = {
     ir.GetRows: _get_rows,
     ir.RmsNorm: _norm,
     ir.HeadNorm: _norm,
-    ir.MatMul: _matmul,
+    ir.MatMul: _project,
     ir.Rope: _rope,
     ir.KvStore: _kv_store,
     ir.Attn: _attn,

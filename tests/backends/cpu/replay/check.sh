@@ -21,7 +21,7 @@ trap 'rm -rf "$work"' EXIT
 
 compiler=(${CXX:-c++})
 flags=(-std=gnu++17 -O2 -g -ffp-contract=off -fno-math-errno -Wno-psabi -I"$native")
-baseline=(attn dequantize dispatch kernels_portable ops pool program project)
+baseline=(attn dequantize dispatch kernels_portable ops pool program project rank)
 avx2="-mavx2 -mfma -mf16c"
 avx512="$avx2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni"
 isas=(kernels_avx2 kernels_avx512)

@@ -22,7 +22,7 @@ from native import FLOATS, product
 
 from minfer import cases
 from minfer.backends.cpu import CpuBackend, lower
-from minfer.backends.reference import ReferenceBackend
+from minfer.backends.reference import ReferenceBackend, top_k
 from minfer.graph import ir
 from minfer.quants import KV_FORMATS
 
@@ -145,7 +145,8 @@ def _address(array: np.ndarray[Any, Any]) -> int:
     return address
 
 
-def record(case: Case) -> bytes:
+def record(case: Case, best: int = 0) -> bytes:
+    """A case; of plain products with `best`, only so many of the largest, ranked by the same operation."""
     recorder, writer = Recorder(), Writer(case.name)
     backend = _Tap(case, recorder)
     native, lower._native = lower._native, recorder  # type: ignore[assignment]
@@ -155,15 +156,21 @@ def record(case: Case) -> bytes:
     finally:
         lower._native = native
     calls = [(name, args) for name, args in recorder.calls if name != "run"]
+    want, bound = expected(case, backend)
+    if best:
+        ((name, args),) = calls
+        ranked = np.zeros(4 * len(want[0]) * (2 * best + 1), np.uint8)
+        calls, backend.outputs = [(name, (*args[:-2], best, ranked))], [ranked]
+        words = top_k(want[0].astype(np.float32), best)
+        want = [np.concatenate([words[:, :best], words[:, best:].view(np.float32)], -1, dtype=np.float32)]
     body = struct.pack("<q", len(calls))
     for name, args in calls:
         body += _text(name) + struct.pack("<q", len(args)) + b"".join(map(writer.value, args))
-    want, bound = expected(case, backend)
     checks = struct.pack("<q", len(want))
     for array, buffer in zip(want, backend.outputs, strict=True):
         rows = array.astype(np.float32).reshape(-1, array.shape[-1])
         fmt = case.kv_format if _address(buffer) in sides else "f32"
-        read_as = "top_k" if isinstance(case.op, ir.TopK) else fmt
+        read_as = "top_k" if best or isinstance(case.op, ir.TopK) else fmt
         checks += struct.pack("<q", writer.number(buffer)) + _text(read_as)
         checks += struct.pack("<qqqd", *rows.shape, KV_FORMATS[fmt].row_bytes(rows.shape[1]), bound) + rows.tobytes()
     head = _text(case.name) + struct.pack("<q", len(writer.buffers))
@@ -177,10 +184,13 @@ def main() -> None:
     part = sys.argv[2] if len(sys.argv) > 2 else ""
     chosen = [case for case in cases.all_cases() if part in case.name]
     with Path(sys.argv[1]).open("wb") as file:
-        file.write(struct.pack("<q", len(chosen)))
+        plain = [case for case in chosen if isinstance(case.op, ir.MatMul) and not case.op.bias]
+        file.write(struct.pack("<q", len(chosen) + len(plain)))
         for case in chosen:
             file.write(record(case))
-    print(f"{len(chosen)} cases written to {sys.argv[1]}")
+        for case in plain:
+            file.write(record(case, best=min(3, case.op.weight.shape[1])))
+    print(f"{len(chosen) + len(plain)} cases written to {sys.argv[1]}")
 
 
 if __name__ == "__main__":

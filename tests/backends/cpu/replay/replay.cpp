@@ -230,7 +230,9 @@ std::unique_ptr<Operation> make(const std::string& call, Args& a, Tables& tables
     x.n_in = x.segments[0].n_in;
     x.gain = a.vector(), x.eps = a.number(), x.epilogue = epilogues.at(a.text());
     for (const Value& v : a.take().l) x.biases.push_back(a.vector_of(v));
-    x.residual = a.f32(), x.out = a.f32();
+    x.residual = a.f32(), x.top_k = a.integer();
+    if (x.top_k) x.ranked = const_cast<int32_t*>(a.i32());
+    else x.out = a.f32();
     return make_project(x);
   }
   std::fprintf(stderr, "unknown call %s\n", call.c_str());

@@ -115,8 +115,7 @@ class PyProgram {
     add(name, make_softmax(f32(x, n * d), d, n, f32(out, n * d)));
   }
   void top_k(const std::string& name, Bytes x, int64_t d, int64_t n, int64_t k, Bytes out) {
-    if (k < 1 || k > d) throw RequestError(name + ": the " + std::to_string(k) + " best of " + std::to_string(d) + " values");
-    add(name, make_top_k(f32(x, n * d), d, n, k, const_cast<int32_t*>(i32(out, n * (2 * k + 1)))));
+    add(name, make_top_k(f32(x, n * d), d, n, k, ranked(name, d, n, k, out)));
   }
   void view(const std::string& name, Bytes x, int64_t stride, int64_t start, int64_t size, int64_t n, Bytes out) {
     if (start < 0 || size < 0 || start + size > stride) throw RequestError(name + ": the view leaves its rows");
@@ -186,7 +185,8 @@ class PyProgram {
     add(name, make_attn(a));
   }
   void project(const std::string& name, Bytes x, int64_t n, std::vector<PyMatrix*> segments, std::optional<Floats> gain,
-               float eps, const std::string& epilogue, std::vector<Floats> biases, std::optional<Bytes> residual, Bytes out) {
+               float eps, const std::string& epilogue, std::vector<Floats> biases, std::optional<Bytes> residual, int64_t top_k,
+               Bytes out) {
     static const std::map<std::string, Epilogue> epilogues{{"none", Epilogue::None}, {"bias", Epilogue::Bias},
         {"add", Epilogue::Add}, {"swiglu", Epilogue::SwiGLU}, {"geglu", Epilogue::GeGLU}};
     if (segments.empty() || segments.size() > 3) throw RequestError(name + ": one to three weights");
@@ -209,7 +209,13 @@ class PyProgram {
       for (size_t i = 0; i < biases.size(); ++i) a.biases.push_back(vector(biases[i], a.segments[i].n_out));
     }
     if (a.epilogue == Epilogue::Add) a.residual = f32(residual.value(), n * width);
-    a.out = f32(out, n * width);
+    a.top_k = top_k;
+    if (top_k == 0) {
+      a.out = f32(out, n * width);
+    } else {
+      if (segments.size() != 1 || a.epilogue != Epilogue::None) throw RequestError(name + ": only plain products are ranked");
+      a.ranked = ranked(name, width, n, top_k, out);
+    }
     add(name, make_project(a));
   }
 
@@ -233,6 +239,10 @@ class PyProgram {
   }
   float* f32(const Bytes& array, int64_t count) { return buffer<float>(array, count); }
   const int32_t* i32(const Bytes& array, int64_t count) { return buffer<int32_t>(array, count); }
+  int32_t* ranked(const std::string& name, int64_t d, int64_t n, int64_t k, const Bytes& out) {
+    if (k < 1 || k > d) throw RequestError(name + ": the " + std::to_string(k) + " best of " + std::to_string(d) + " values");
+    return buffer<int32_t>(out, n * (2 * k + 1));
+  }
   const float* vector(const Floats& array, int64_t count) {
     if (static_cast<int64_t>(array.size()) != count)
       throw RequestError("a vector of " + std::to_string(array.size()) + " values, expected " + std::to_string(count));
@@ -320,7 +330,7 @@ NB_MODULE(_native, m) {
       .def("attn", &PyProgram::attn, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
       .def("project", &PyProgram::project, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
-           nb::arg(), nb::arg().none(), nb::arg())
+           nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
       .def("run", &PyProgram::run, nb::call_guard<nb::gil_scoped_release>())
       .def("profile", &PyProgram::profile)
       .def("profiled", &PyProgram::profiled)

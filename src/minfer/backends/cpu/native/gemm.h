@@ -76,6 +76,7 @@ void multiply_tile(const Panel& panel, int64_t n_in, const Q8Row* x, float* out,
   constexpr bool kLow = C::kMaxCode >= 0 || kSignedOffset != 0;
   using Block = Sum<C::kMaxCode>;
   VF total[kRowVectors][kTokens] = {};
+  for (int t = 0; t < kTokens; ++t) __builtin_prefetch(out + t * stride, 1);  // written when the products are made
   const uint8_t* w = panel.codes;
   for (int64_t g = 0; g < n_in / C::kGroup; ++g) {
     Block block[kRowVectors][kTokens];
@@ -87,11 +88,11 @@ void multiply_tile(const Panel& panel, int64_t n_in, const Q8Row* x, float* out,
       for (int v = 0; v < kRowVectors; ++v) codes[v] = load<VB>(w + 4 * kLanes * v);
       for (int t = 0; t < kTokens; ++t) {
         const VB xs = splat4(x[t].codes + g * C::kGroup + 4 * step);
-        for (int v = 0; v < kRowVectors; ++v) block[v][t].add(codes[v], xs, step % Block::kSteps == 0);
+        for (int v = 0; v < kRowVectors; ++v) {
+          block[v][t].add(codes[v], xs, step % Block::kSteps == 0);
+          if (step % Block::kSteps == Block::kSteps - 1 || step == kSteps - 1) block[v][t].flush(step < Block::kSteps);
+        }
       }
-      if (step % Block::kSteps == Block::kSteps - 1 || step == kSteps - 1)
-        for (int v = 0; v < kRowVectors; ++v)
-          for (int t = 0; t < kTokens; ++t) block[v][t].flush(step < Block::kSteps);
     }
     for (int v = 0; v < kRowVectors; ++v) {
       const VF d = load<VF>(panel.d + g * kPanelRows + v * kLanes), m = load<VF>(panel.m + g * kPanelRows + v * kLanes);

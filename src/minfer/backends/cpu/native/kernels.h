@@ -33,7 +33,9 @@ struct Kernels {
   int panel_rows;   // rows that `gemm` unpacks at a time
 
   void (*quantize_row)(const float* x, int64_t n, uint8_t* out);
-  void (*matvec)(const Matrix& w, int64_t r0, int64_t r1, const Activations& a, int64_t n_tokens, float* out, int64_t stride);
+  // The product of token t with row i of run s goes to out[t * stride + s * apart + i].
+  void (*matvec)(const Matrix& w, const RowRuns& rows, const Activations& a, int64_t n_tokens, float* out, int64_t apart,
+                 int64_t stride);
   void (*gemm)(const Matrix& w, int64_t r0, int64_t r1, const Activations& a, int64_t n_tokens, float* out, int64_t stride,
                uint8_t* scratch);
   int64_t (*gemm_scratch)(int64_t n_in);
@@ -44,7 +46,7 @@ struct Kernels {
   void (*binary)(Binary kind, const float* x, const float* y, int64_t n, float* out);
   void (*softmax)(const float* x, int64_t n, float* out);
   int64_t (*next_above)(const float* x, int64_t i, int64_t n, float bound);  // first from i on that is not a number <= bound; n: none
-  float (*exp_sum)(const float* x, int64_t n, float most);                   // of exp(x - most)
+  float (*exp_sum)(const float* x, int64_t n, float* most);                  // of exp(x - most), the largest
   void (*rotate)(float* head, const float* cos, const float* sin, int n_dims, bool neox);
   bool (*pack_kv)(KvFormat format, const float* x, int64_t n, uint8_t* row, int64_t row_bytes);
   void (*attend)(const AttendTile& tile, float* scratch);

@@ -8,8 +8,8 @@
 namespace minfer::MINFER_ISA {
 
 constexpr int kFewTokens = 8;
-// How far ahead a row's bytes are fetched: some 300 ns of one core's share of the memory.
-constexpr int64_t kAhead = 4096;
+// How far ahead of each row's bytes those of the next rows of its run are fetched.
+constexpr int64_t kAhead = 2048;
 
 // Products of blocks j of two rows with activations, of the first and the last 16 codes: four lanes a row.
 template <class C>
@@ -103,19 +103,24 @@ struct RowEnd {
   }
 };
 
-// Products of kSteps rows of super-blocks, or of pairs of rows of small blocks, with kTokens tokens (n_tokens where that is
-// 0). Rows that are not there repeat the last one.
-template <class C, int kSteps, int kTokens>
-MINFER_INLINE void dot_rows(const Matrix& w, int64_t r, int64_t r1, const Q8Row* x, const RowEnd* end, int n_tokens, float* out,
-                            int64_t stride) {
-  constexpr int kMost = kTokens ? kTokens : kFewTokens, kRows = C::kSmall ? 2 * kSteps : kSteps;
+// Rows that dot_rows takes at a time, each of another run: of small blocks a pair a step. Two steps of one token share the
+// loads of its activations.
+template <class C, int kTokens>
+constexpr int kSide = (C::kSmall ? 2 : 1) * (kTokens == 1 ? 2 : 1);
+
+// Products of row r and of the kSide - 1 rows that are `apart` from one another behind it with kTokens tokens (n_tokens where
+// that is 0). A row that is not there repeats the first.
+template <class C, int kTokens>
+MINFER_INLINE void dot_rows(const Matrix& w, int64_t r, const RowRuns& rows, const Q8Row* x, const RowEnd* end, int n_tokens,
+                            float* out, int64_t apart, int64_t stride) {
+  constexpr int kMost = kTokens ? kTokens : kFewTokens, kRows = kSide<C, kTokens>, kSteps = C::kSmall ? kRows / 2 : kRows;
   constexpr int64_t kBlocks = C::kSmall ? 4 : 8, kBytes = C::kSmall ? C::kChunkBytes / 2 : C::kChunkBytes;
   const int n = kTokens ? kTokens : n_tokens;
   const int64_t n_blocks = w.n_in / 32;
   const uint8_t* row[kRows];
   uint8_t padded[kRows][C::kSmall ? kBytes : 1];
   for (int i = 0; i < kRows; ++i) {
-    row[i] = w.data + (r + i < r1 ? r + i : r1 - 1) * w.row_bytes;
+    row[i] = w.data + (r + i * rows.apart < rows.end ? r + i * rows.apart : r) * w.row_bytes;
     if (C::kSmall && n_blocks < 4) {
       std::memset(padded[i], 0, sizeof padded[i]);
       row[i] = static_cast<const uint8_t*>(std::memcpy(padded[i], row[i], w.row_bytes));
@@ -123,9 +128,8 @@ MINFER_INLINE void dot_rows(const Matrix& w, int64_t r, int64_t r1, const Q8Row*
   }
   F8 total[kSteps][kMost] = {}, low[kSteps][kMost] = {};
   const auto take = [&](int64_t at, int64_t b, auto token) {
-    // The rows of a step are one run of memory, so it is fetched as one, whichever row a byte belongs to.
-    const uint8_t* next = w.data + r * w.row_bytes + at * kRows + kAhead;
-    for (int64_t line = 0; line < kRows * kBytes; line += 64) __builtin_prefetch(next + line);
+    for (int i = 0; i < kRows; ++i)
+      for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(row[i] + at + kAhead + line);
 #pragma GCC unroll 4
     for (int i = 0; i < kSteps; ++i) {
       const Step<C> step{row[i * kRows / kSteps] + at, row[(i + 1) * kRows / kSteps - 1] + at};
@@ -148,32 +152,30 @@ MINFER_INLINE void dot_rows(const Matrix& w, int64_t r, int64_t r1, const Q8Row*
   for (int i = 0; i < kSteps; ++i)
     for (int t = 0; t < n; ++t) {
       const F8 sums = total[i][t] + low[i][t];
-      float* to = out + t * stride + i * kRows / kSteps;
+      float* to = out + t * stride + i * kRows / kSteps * apart;
       if constexpr (C::kSmall) {
         float values[2];
         sum_halves(sums, values);
-        to[0] = values[0];
-        if (r + 2 * i + 1 < r1) to[1] = values[1];
-      } else {
+        for (int j = 0; j < 2; ++j)
+          if (r + (2 * i + j) * rows.apart < rows.end) to[j * apart] = values[j];
+      } else if (r + i * rows.apart < rows.end) {
         to[0] = sum(sums);
       }
     }
 }
 
 template <class C, int kTokens>
-void matvec(const Matrix& w, int64_t r0, int64_t r1, const Activations& a, int n_tokens, float* out, int64_t stride) {
-  constexpr int kMost = kTokens ? kTokens : kFewTokens, kRows = C::kSmall ? 2 : 1;
+void matvec(const Matrix& w, const RowRuns& rows, const Activations& a, int n_tokens, float* out, int64_t apart, int64_t stride) {
+  constexpr int kMost = kTokens ? kTokens : kFewTokens;
   Q8Row x[kMost];
   RowEnd end[kMost];
-  for (int t = 0; t < n_tokens; ++t) {
+  for (int t = 0; t < (kTokens ? kTokens : n_tokens); ++t) {
     x[t] = q8_row(a.q8 + t * a.q8_stride, w.n_in);
     if (C::kSmall && w.n_in / 32 % 4 && w.n_in >= 128) end[t].take(x[t], w.n_in / 32);
   }
-  int64_t r = r0;
-  // Two steps share the loads of activations.
-  if (kTokens == 1)
-    for (; r + 2 * kRows <= r1; r += 2 * kRows) dot_rows<C, 2, kTokens>(w, r, r1, x, end, n_tokens, out + r - r0, stride);
-  for (; r < r1; r += kRows) dot_rows<C, 1, kTokens>(w, r, r1, x, end, n_tokens, out + r - r0, stride);
+  for (int run = 0; run < kStreams; run += kSide<C, kTokens>)
+    for (int64_t i = 0; i < rows.count && rows.first + run * rows.apart + i < rows.end; ++i)
+      dot_rows<C, kTokens>(w, rows.first + run * rows.apart + i, rows, x, end, n_tokens, out + run * apart + i, apart, stride);
 }
 
 // A row of a float weight as f32, `scratch` holding it where it is not already.

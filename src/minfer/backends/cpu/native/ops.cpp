@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "rank.h"
+
 namespace minfer {
 
 namespace {
@@ -148,98 +150,22 @@ class KvStore : public Operation {
 
 class TopK : public Operation {
  public:
-  TopK(const float* x, int64_t d, int64_t n, int64_t k, int32_t* out)
-      : x_(x), d_(d), n_(n), k_(k), out_(out), parts_((d + kPart - 1) / kPart), unfinished_(n) {
+  TopK(const float* x, int64_t d, int64_t n, int64_t k, int32_t* out) : x_(x), d_(d), n_(n), ranking_(d, n, k, out) {
     reads(x, 4 * n * d), writes(out, 4 * n * (2 * k + 1));
   }
-  int64_t shared_bytes(const Kernels&) const override { return n_ * parts_ * part_bytes(); }
-  int64_t thread_bytes(const Kernels&) const override { return static_cast<int64_t>(sizeof(Item)) * k_; }
-  void prepare() override {
-    for (auto& left : unfinished_) left.store(static_cast<int>(parts_), std::memory_order_relaxed);
-  }
+  void prepare() override { ranking_.begin(threads()); }
   void run(Thread& thread) override {
-    share(thread, 0, n_ * parts_, [&](int64_t task) {
-      const int64_t row = task / parts_, first = task % parts_ * kPart, n = std::min(kPart, d_ - first);
-      Found found = found_at(thread.shared, task);
-      *found.count = 0;
-      take(thread.k, x_ + row * d_, first, first + n, found);
-      const bool odd = !std::isfinite(found.best[0].value);
-      *found.most = odd ? largest(x_ + row * d_ + first, n) : found.best[0].value;
-      *found.sum = thread.k.exp_sum(x_ + row * d_ + first, n, *found.most);
-      // Who ends the last part of a row joins them all.
-      if (unfinished_[row].fetch_sub(1, std::memory_order_acq_rel) == 1) join(thread, row);
+    const int64_t parts = ranking_.parts();
+    share(thread, 0, n_ * parts, [&](int64_t task) {
+      const int64_t row = task / parts, part = task % parts;
+      ranking_.take(thread, row, part, x_ + row * d_ + part * Ranking::kPart);
     });
   }
 
  private:
-  static constexpr int64_t kPart = 16384;  // values a task
-  struct Item {
-    float value;
-    int32_t index;
-  };
-  struct Found {
-    int64_t* count;
-    float *most, *sum;
-    Item* best;  // largest first
-  };
-
-  int64_t part_bytes() const { return round_up(16 + 8 * k_, 64); }
-  Found found_at(uint8_t* base, int64_t task) const {
-    uint8_t* at = base + task * part_bytes();
-    return {reinterpret_cast<int64_t*>(at), reinterpret_cast<float*>(at + 8), reinterpret_cast<float*>(at + 12),
-            reinterpret_cast<Item*>(at + 16)};
-  }
-  // NaN and Inf come before every number.
-  static float key(float value) { return std::isfinite(value) ? value : INFINITY; }
-
-  // Of equal ones the first to come stays before the others.
-  void insert(int64_t& count, Item* best, Item item) const {
-    int64_t at = count < k_ ? count++ : k_ - 1;
-    for (; at > 0 && key(best[at - 1].value) < key(item.value); --at) best[at] = best[at - 1];
-    best[at] = item;
-  }
-  void take(const Kernels& k, const float* x, int64_t i, int64_t end, const Found& found) const {
-    while (i < end) {
-      if (*found.count == k_) {
-        const float bound = key(found.best[k_ - 1].value);
-        if (bound == INFINITY || (i = k.next_above(x, i, end, bound)) == end) return;
-      }
-      insert(*found.count, found.best, {x[i], static_cast<int32_t>(i)}), ++i;
-    }
-  }
-  // The largest value; NaN if there is one.
-  static float largest(const float* x, int64_t n) {
-    float most = x[0];
-    for (int64_t i = 1; i < n; ++i)
-      if (!(x[i] <= most) && most == most) most = x[i];
-    return most;
-  }
-  void join(const Thread& thread, int64_t row) const {
-    Item* best = reinterpret_cast<Item*>(thread.scratch);
-    int64_t count = 0;
-    float most = -INFINITY;
-    for (int64_t part = 0; part < parts_; ++part) {
-      const Found found = found_at(thread.shared, row * parts_ + part);
-      for (int64_t i = 0; i < *found.count; ++i)
-        if (count < k_ || key(best[k_ - 1].value) < key(found.best[i].value)) insert(count, best, found.best[i]);
-      if (!(*found.most <= most) && most == most) most = *found.most;
-    }
-    double total = 0.0;
-    for (int64_t part = 0; part < parts_; ++part) {
-      const Found found = found_at(thread.shared, row * parts_ + part);
-      total += *found.sum * std::exp(static_cast<double>(*found.most) - most);
-    }
-    int32_t* out = out_ + row * (2 * k_ + 1);
-    const float log_sum = static_cast<float>(most + std::log(total));
-    for (int64_t i = 0; i < k_; ++i) out[i] = best[i].index, std::memcpy(out + k_ + i, &best[i].value, 4);
-    std::memcpy(out + 2 * k_, &log_sum, 4);
-  }
-
   const float* x_;
-  int64_t d_, n_, k_;
-  int32_t* out_;
-  int64_t parts_;
-  std::vector<std::atomic<int>> unfinished_;
+  int64_t d_, n_;
+  Ranking ranking_;
 };
 
 class FillRopeTable : public Operation {

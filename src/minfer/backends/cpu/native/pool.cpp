@@ -73,7 +73,7 @@ void Pool::barrier(Span* ahead) {
   const auto opened = [&] { return generation_.load(std::memory_order_acquire) != generation; };
   for (; ahead && ahead->bytes > 0; ahead->begin += 64, ahead->bytes -= 64) {
     if (opened()) return;
-    __builtin_prefetch(ahead->begin, 0, 2);
+    for (int i = 0; i < ahead->streams; ++i) __builtin_prefetch(ahead->begin + i * ahead->apart, 0, 2);
   }
   // Where there are fewer cores than threads, the others need this one.
   if (!spin_until(opened, kBarrierSpin))

@@ -11,10 +11,12 @@
 
 namespace minfer {
 
-// Memory to fetch.
+// Memory to fetch: `streams` pieces of it, the beginnings `apart` bytes from each other.
 struct Span {
   const uint8_t* begin = nullptr;
   int64_t bytes = 0;
+  int streams = 1;
+  int64_t apart = 0;
 };
 
 // `size` threads, the caller of `run` being one. Workers spin a little after a run, then sleep. One run at a time: a

@@ -98,6 +98,7 @@ class Operation {
       for (int64_t i; (i = parts[part].next(me.run, size)) >= 0;) f(begin + i);
     }
   }
+  int threads() const { return static_cast<int>(parts_[0].size()); }
   static int64_t begin_of(int64_t part, int64_t parts, int64_t n) { return n * part / parts; }
   void reads(const void* p, int64_t bytes) { ranges.push_back({static_cast<const uint8_t*>(p), bytes, false}); }
   void writes(const void* p, int64_t bytes) { ranges.push_back({static_cast<const uint8_t*>(p), bytes, true}); }

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+
+#include "rank.h"
 
 namespace minfer {
 
@@ -10,7 +13,9 @@ namespace {
 // Up to this many tokens every thread prepares the activations for itself: less work than a barrier.
 constexpr int64_t kOwnTokens = 2;
 // A one-token task reads about this many bytes of weights: small enough to end together, large enough to be worth taking.
-constexpr int64_t kTaskBytes = 16384;
+constexpr int64_t kTaskBytes = 8192;
+// So many rows at least: whole vectors of each run.
+constexpr int64_t kTaskRows = 8 * kStreams;
 // What a thread fetches of its weights before it begins, at most: a part of its L2 cache.
 constexpr int64_t kAheadBytes = 65536;
 // Many tokens are multiplied in blocks whose activations stay in the L2 cache while panels of rows pass by.
@@ -29,29 +34,40 @@ class Project : public Operation {
     const int64_t n = a_.n_tokens;
     reads(a_.x, 4 * n * a_.n_in);
     if (a_.residual) reads(a_.residual, 4 * n * width_);
-    writes(a_.out, 4 * n * width_);
+    if (a_.top_k) {
+      ranking_.emplace(width_, n, a_.top_k, a_.ranked);
+      writes(a_.ranked, 4 * n * (2 * a_.top_k + 1));
+    } else {
+      writes(a_.out, 4 * n * width_);
+    }
   }
 
   int64_t shared_bytes(const Kernels&) const override { return own() ? 0 : a_.n_tokens * token_bytes(); }
 
   int64_t thread_bytes(const Kernels& k) const override {
-    int64_t most_rows = 0;
-    for (const Matrix& w : a_.segments) most_rows = std::max(most_rows, task_rows(w, k));
-    const int64_t tiles = a_.epilogue == Epilogue::None ? 0 : 2 * most_rows * std::min(a_.n_tokens, kBlockTokens) * 4;
+    int64_t width = 0;  // of a task's products, for a token
+    if (a_.epilogue != Epilogue::None)
+      for (const Matrix& w : a_.segments) width = std::max(width, 2 * cut(w, k).width());
+    if (ranking_) width = kRankStride;
+    const int64_t tiles = 4 * width * std::min(a_.n_tokens, kBlockTokens);
     return kOwnTokens * token_bytes() + 4 * round_up(a_.n_in, 16) + unpack_bytes(k) + tiles + 256;
   }
 
   Span ahead(const Thread& thread) const override {
     if (many(thread.k)) return {};
     const int threads = thread.pool.size();
-    if (joined_) {
-      const Matrix& gate = a_.segments[0];
-      const int64_t rows = joined_rows(thread.k), total = (gate.n_out + rows - 1) / rows;
-      return rows_from(gate, begin_of(thread.index, threads, total) * rows);
-    }
+    const auto first_of = [&](const Matrix& w, const Cut& rows) {
+      return streams_from(w, rows.at(begin_of(thread.index, threads, rows.tasks())));
+    };
+    if (ranking_) return first_of(a_.segments[0], ranked_cut(thread.k));
+    if (joined_) return first_of(a_.segments[0], joined_cut(thread.k));
     const Tasks tasks(*this, thread.k);
     const Place first = tasks.place(begin_of(thread.index, threads, tasks.total));
-    return rows_from(a_.segments[first.segment], first.row);
+    return streams_from(a_.segments[first.segment], first.rows);
+  }
+
+  void prepare() override {
+    if (ranking_) ranking_->begin(threads());
   }
 
   void run(Thread& thread) override {
@@ -71,7 +87,8 @@ class Project : public Operation {
       share(thread, 0, a_.n_tokens, [&](int64_t t) { prepare_token(thread.k, base, t, normed); });
       thread.pool.barrier();
     }
-    if (joined_) run_joined(thread, x, scratch);
+    if (ranking_) run_ranked(thread, x, scratch);
+    else if (joined_) run_joined(thread, x, scratch);
     else run_segments(thread, x, scratch);
   }
 
@@ -85,9 +102,29 @@ class Project : public Operation {
     return round_up(std::max(any_float_ ? 4 * a_.n_in : 0, any_block_ && many(k) ? k.gemm_scratch(a_.n_in) : 0), 64);
   }
 
+  // How the rows of a weight are cut into tasks: `count` of each run, runs beginning `apart` rows from each other.
+  struct Cut {
+    int64_t count, apart, n_out;
+    int64_t tasks() const { return (apart + count - 1) / count; }
+    int64_t width() const { return count * (apart < n_out ? kStreams : 1); }
+    RowRuns at(int64_t task) const { return {task * count, std::min(count, apart - task * count), apart, n_out}; }
+  };
+  // `rows` a task: in runs where the weight streams past, in one where it stays for many tokens.
+  Cut cut_into(const Matrix& w, const Kernels& k, int64_t rows, int64_t unit) const {
+    if (many(k)) return {rows, w.n_out, w.n_out};
+    return {rows / kStreams, round_up((w.n_out + kStreams - 1) / kStreams, unit), w.n_out};
+  }
   int64_t task_rows(const Matrix& w, const Kernels& k) const {
     if (many(k) && !is_float(w.type)) return k.panel_rows;
-    return std::min<int64_t>(std::max<int64_t>(round_up(kTaskBytes / w.row_bytes, 8), 8), 128);
+    return std::min<int64_t>(std::max<int64_t>(round_up(kTaskBytes / w.row_bytes, kTaskRows), kTaskRows), 128);
+  }
+  Cut cut(const Matrix& w, const Kernels& k) const { return cut_into(w, k, task_rows(w, k), 1); }
+  Cut joined_cut(const Kernels& k) const {
+    const Matrix &gate = a_.segments[0], &up = a_.segments[1];
+    return cut_into(gate, k, std::min(task_rows(gate, k), task_rows(up, k)), 1);
+  }
+  Cut ranked_cut(const Kernels& k) const {
+    return cut_into(a_.segments[0], k, Ranking::kPart * (many(k) ? 1 : kStreams), Ranking::kPart);
   }
 
   // Activations of one token in the forms its weights take. `normed` holds a row.
@@ -101,13 +138,23 @@ class Project : public Operation {
     if (any_block_) k.quantize_row(row, a_.n_in, base + t * q8_bytes());
   }
 
-  // Tokens [t0, t0 + n) times rows [r0, r1).
-  void multiply(const Kernels& k, const Matrix& w, int64_t r0, int64_t r1, Activations x, int64_t t0, int64_t n, float* out,
-                int64_t stride, uint8_t* scratch) const {
+  // Calls f(run, row, n) for the runs that are there.
+  template <class F>
+  static void for_runs(const RowRuns& rows, F f) {
+    for (int64_t run = 0, row = rows.first; run < kStreams && row < rows.end; ++run, row += rows.apart)
+      f(run, row, std::min(rows.count, rows.end - row));
+  }
+
+  // Tokens [t0, t0 + n) times some rows; those of run s go to out + s * apart.
+  void multiply(const Kernels& k, const Matrix& w, const RowRuns& rows, Activations x, int64_t t0, int64_t n, float* out,
+                int64_t apart, int64_t stride, uint8_t* scratch) const {
     x.f32 += t0 * x.f32_stride, x.q8 += t0 * x.q8_stride;
-    if (is_float(w.type)) k.matmul_float(w, r0, r1, x, n, out, stride, reinterpret_cast<float*>(scratch));
-    else if (many(k)) k.gemm(w, r0, r1, x, n, out, stride, scratch);
-    else k.matvec(w, r0, r1, x, n, out, stride);
+    if (!is_float(w.type) && !many(k)) return k.matvec(w, rows, x, n, out, apart, stride);
+    for_runs(rows, [&](int64_t run, int64_t r, int64_t count) {
+      float* to = out + run * apart;
+      if (is_float(w.type)) k.matmul_float(w, r, r + count, x, n, to, stride, reinterpret_cast<float*>(scratch));
+      else k.gemm(w, r, r + count, x, n, to, stride, scratch);
+    });
   }
 
   int64_t blocks() const { return (a_.n_tokens + kBlockTokens - 1) / kBlockTokens; }
@@ -116,67 +163,91 @@ class Project : public Operation {
   // The rows of all segments, cut into tasks.
   struct Place {
     size_t segment;
-    int64_t row, rows, column;  // column: where the segment begins in an output row
+    RowRuns rows;
+    int64_t column;  // where the segment begins in an output row
   };
   struct Tasks {
     Tasks(const Project& project, const Kernels& k) : segments(project.a_.segments) {
-      for (size_t s = 0; s < segments.size(); ++s) {
-        rows[s] = project.task_rows(segments[s], k);
-        total += count[s] = (segments[s].n_out + rows[s] - 1) / rows[s];
-      }
+      for (size_t s = 0; s < segments.size(); ++s) total += (cuts[s] = project.cut(segments[s], k)).tasks();
     }
     Place place(int64_t task) const {
       size_t s = 0;
       int64_t column = 0;
-      for (; task >= count[s]; ++s) task -= count[s], column += segments[s].n_out;
-      const int64_t row = task * rows[s];
-      return {s, row, std::min(rows[s], segments[s].n_out - row), column};
+      for (; task >= cuts[s].tasks(); ++s) task -= cuts[s].tasks(), column += segments[s].n_out;
+      return {s, cuts[s].at(task), column};
     }
     const std::vector<Matrix>& segments;
-    int64_t rows[3] = {}, count[3] = {}, total = 0;
+    Cut cuts[3] = {};
+    int64_t total = 0;
   };
-  int64_t joined_rows(const Kernels& k) const { return std::min(task_rows(a_.segments[0], k), task_rows(a_.segments[1], k)); }
-  static Span rows_from(const Matrix& w, int64_t row) {
-    return {w.data + row * w.row_bytes, std::min(kAheadBytes, (w.n_out - row) * w.row_bytes)};
+  static Span streams_from(const Matrix& w, const RowRuns& rows) {
+    return {w.data + rows.first * w.row_bytes, kAheadBytes / kStreams, kStreams, rows.apart * w.row_bytes};
   }
 
   void run_segments(Thread& thread, const Activations& x, uint8_t* scratch) {
     float* tile = reinterpret_cast<float*>(scratch + unpack_bytes(thread.k));
     const Tasks tasks(*this, thread.k);
     share(thread, 1, tasks.total * blocks(), [&](int64_t number) {
-      const auto [s, r0, n, column] = tasks.place(number % tasks.total);
+      const auto [s, rows, column] = tasks.place(number % tasks.total);
       const int64_t block = number / tasks.total, t0 = block * kBlockTokens, n_tokens = block_size(block);
       const Matrix& w = a_.segments[s];
-      const int64_t r1 = r0 + n;
-      float* out = a_.out + t0 * width_ + column + r0;
-      if (a_.epilogue == Epilogue::None) return multiply(thread.k, w, r0, r1, x, t0, n_tokens, out, width_, scratch);
+      float* out = a_.out + t0 * width_ + column;
+      if (a_.epilogue == Epilogue::None)
+        return multiply(thread.k, w, rows, x, t0, n_tokens, out + rows.first, rows.apart, width_, scratch);
       // Not straight into `out`: the residual may lie there.
-      multiply(thread.k, w, r0, r1, x, t0, n_tokens, tile, n, scratch);
-      for (int64_t t = 0; t < n_tokens; ++t) {
-        const float* add = a_.epilogue == Epilogue::Bias ? a_.biases[s] + r0 : a_.residual + (t0 + t) * width_ + column + r0;
-        thread.k.binary(Binary::Add, add, tile + t * n, n, out + t * width_);
-      }
+      const int64_t width = tasks.cuts[s].width();
+      multiply(thread.k, w, rows, x, t0, n_tokens, tile, rows.count, width, scratch);
+      const float* add = a_.epilogue == Epilogue::Bias ? a_.biases[s] : a_.residual + t0 * width_ + column;
+      const int64_t add_stride = a_.epilogue == Epilogue::Bias ? 0 : width_;
+      for_runs(rows, [&](int64_t run, int64_t r, int64_t n) {
+        for (int64_t t = 0; t < n_tokens; ++t)
+          thread.k.binary(Binary::Add, add + t * add_stride + r, tile + t * width + run * rows.count, n, out + t * width_ + r);
+      });
     });
   }
 
   void run_joined(Thread& thread, const Activations& x, uint8_t* scratch) {
     const Matrix &gate = a_.segments[0], &up = a_.segments[1];
     const Binary join = a_.epilogue == Epilogue::SwiGLU ? Binary::SwiGLU : Binary::GeGLU;
-    const int64_t rows = joined_rows(thread.k);
-    const int64_t total = (gate.n_out + rows - 1) / rows;
+    const Cut cut = joined_cut(thread.k);
+    const int64_t width = cut.width();
     float* first = reinterpret_cast<float*>(scratch + unpack_bytes(thread.k));
-    float* second = first + rows * std::min(a_.n_tokens, kBlockTokens);
-    share(thread, 1, total * blocks(), [&](int64_t number) {
-      const int64_t block = number / total, t0 = block * kBlockTokens, n_tokens = block_size(block);
-      const int64_t r0 = number % total * rows, r1 = std::min(r0 + rows, gate.n_out);
-      multiply(thread.k, gate, r0, r1, x, t0, n_tokens, first, rows, scratch);
-      multiply(thread.k, up, r0, r1, x, t0, n_tokens, second, rows, scratch);
-      for (int64_t t = 0; t < n_tokens; ++t)
-        thread.k.binary(join, first + t * rows, second + t * rows, r1 - r0, a_.out + (t0 + t) * width_ + r0);
+    float* second = first + width * std::min(a_.n_tokens, kBlockTokens);
+    share(thread, 1, cut.tasks() * blocks(), [&](int64_t number) {
+      const RowRuns rows = cut.at(number % cut.tasks());
+      const int64_t block = number / cut.tasks(), t0 = block * kBlockTokens, n_tokens = block_size(block);
+      multiply(thread.k, gate, rows, x, t0, n_tokens, first, rows.count, width, scratch);
+      multiply(thread.k, up, rows, x, t0, n_tokens, second, rows.count, width, scratch);
+      // Of the whole tile at once, since a run's rows are few; what is behind rows that are not there goes nowhere.
+      thread.k.binary(join, first, second, width * n_tokens, first);
+      for_runs(rows, [&](int64_t run, int64_t r, int64_t n) {
+        for (int64_t t = 0; t < n_tokens; ++t)
+          std::memcpy(a_.out + (t0 + t) * width_ + r, first + t * width + run * rows.count, 4 * n);
+      });
     });
   }
 
+  // Products are ranked while they are in the cache, and go nowhere else.
+  void run_ranked(Thread& thread, const Activations& x, uint8_t* scratch) {
+    const Matrix& w = a_.segments[0];
+    float* tile = reinterpret_cast<float*>(scratch + unpack_bytes(thread.k));
+    const Cut cut = ranked_cut(thread.k);
+    share(thread, 1, cut.tasks() * blocks(), [&](int64_t number) {
+      const RowRuns rows = cut.at(number % cut.tasks());
+      const int64_t block = number / cut.tasks(), t0 = block * kBlockTokens, n_tokens = block_size(block);
+      multiply(thread.k, w, rows, x, t0, n_tokens, tile, Ranking::kPart, kRankStride, scratch);
+      for_runs(rows, [&](int64_t run, int64_t r, int64_t) {
+        for (int64_t t = 0; t < n_tokens; ++t)
+          ranking_->take(thread, t0 + t, r / Ranking::kPart, tile + t * kRankStride + run * Ranking::kPart);
+      });
+    });
+  }
+
+  // Not a power of two, whose rows would take each other's place in the cache.
+  static constexpr int64_t kRankStride = kStreams * Ranking::kPart + 16;
+
   ProjectArgs a_;
+  std::optional<Ranking> ranking_;
   int64_t width_ = 0;
   bool any_float_ = false, any_block_ = false, joined_ = false;
 };

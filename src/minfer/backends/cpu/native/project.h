@@ -17,6 +17,8 @@ struct ProjectArgs {
   const float* residual;             // with Add
   Epilogue epilogue;
   float* out;
+  int64_t top_k;    // not 0: of one segment without an epilogue, only the `top_k` largest of each token
+  int32_t* ranked;  // are written, here, as make_top_k does
 };
 
 std::unique_ptr<Operation> make_project(const ProjectArgs& args);

@@ -7,43 +7,60 @@ namespace minfer::MINFER_ISA {
 
 // 32 values to codes: d = max|x| / 127, code = x / d rounded half to even. Where 1 / d is not finite, codes are 0.
 // A NaN or Inf makes d NaN, so that it shows in every product.
-MINFER_INLINE float quantize_block(const float* x, S8x32& codes) {
-  F8 v[4], most{}, poison{};
-  for (int i = 0; i < 4; ++i) {
-    v[i] = load<F8>(x + 8 * i);
-    most = vmax(bits<F8>(bits<W8>(v[i]) & 0x7fffffffu), most);
-    poison += v[i] * 0.0f;
+struct Block {
+  F8 v[4];
+  MINFER_INLINE explicit Block(const float* x) {
+    for (int i = 0; i < 4; ++i) v[i] = load<F8>(x + 8 * i);
   }
-  const float d = max(most) / 127.0f;
-  float inverse = 1.0f / d;
-  if (!std::isfinite(inverse)) inverse = 0.0f;
-  I8 whole[4];
-  for (int i = 0; i < 4; ++i) whole[i] = round8(v[i] * inverse);
-  codes = narrow(whole);
-  return d + sum(poison);
+  // max|x|, or NaN
+  MINFER_INLINE float most() const {
+    F8 top{}, poison{};
+    for (int i = 0; i < 4; ++i) top = vmax(bits<F8>(bits<W8>(v[i]) & 0x7fffffffu), top), poison += v[i] * 0.0f;
+    return max(top) + sum(poison);
+  }
+  MINFER_INLINE S8x32 codes(float inverse) const {
+    I8 whole[4];
+    for (int i = 0; i < 4; ++i) whole[i] = round8(v[i] * inverse);
+    return narrow(whole);
+  }
+};
+
+template <class V>
+MINFER_INLINE V inverse_of(V d) {
+  const V inverse = 1.0f / d;
+  return inverse - inverse == 0.0f ? inverse : V{};
 }
 
+// Rows of whole blocks; what is missing of the last 256 values is zero. Blocks go in eights, so that most of what is done
+// once a block is done for all eight.
 inline void quantize_row(const float* x, int64_t n, uint8_t* out) {
   const Q8Row row = q8_row(out, n);
-  const int64_t padded = round_up(n, 256);
-  for (int64_t i = 0; i < padded; i += 32) {
-    S8x32 codes{};
-    float d = 0.0f;
-    if (i + 32 <= n) {
-      d = quantize_block(x + i, codes);
-    } else if (i < n) {
-      float tail[32] = {};
-      std::memcpy(tail, x + i, 4 * (n - i));
-      d = quantize_block(tail, codes);
+  for (int64_t b = 0; 32 * b < n; b += 8) {
+    const int64_t count = n / 32 - b < 8 ? n / 32 - b : 8;
+    float most[8] = {}, inverse[8];
+    for (int64_t i = 0; i < count; ++i) most[i] = Block(x + 32 * (b + i)).most();
+    const F8 d = load<F8>(most) / 127.0f;
+    store(inverse, inverse_of(d));
+    I8 ones[8] = {};
+    for (int64_t i = 0; i < 8; ++i) {
+      const S8x32 codes = i < count ? Block(x + 32 * (b + i)).codes(inverse[i]) : S8x32{};
+      store(row.codes + 32 * (b + i), codes);
+      // Lanes 0-3 of the products with one are the first 16 codes.
+      ones[i] = dot32(U8x32{} + static_cast<uint8_t>(1), codes);
     }
-    store(row.codes + i, codes);
-    // Lanes 0-3 of the products with one are the first 16 codes.
-    const I8 ones = dot32(U8x32{} + static_cast<uint8_t>(1), codes);
-    const float low = static_cast<float>(ones[0] + ones[1] + ones[2] + ones[3]);
-    const float high = static_cast<float>(ones[4] + ones[5] + ones[6] + ones[7]);
-    row.d[i / 32] = row.d_half[i / 16] = row.d_half[i / 16 + 1] = d;
-    row.sums[i / 32] = d * (low + high);
-    row.sums_half[i / 16] = d * low, row.sums_half[i / 16 + 1] = d * high;
+    constexpr int64_t kMost = 4 * 127;
+    const auto quads = [&](int i) {  // sums of the first halves of four blocks, then of the last ones
+      return to_float(add_pairs<2 * kMost>(add_pairs<kMost>(ones[i], ones[i + 1]), add_pairs<kMost>(ones[i + 2], ones[i + 3])));
+    };
+    store(row.d + b, d);
+    float halves[2][8];
+    store(halves[0], quads(0)), store(halves[1], quads(4));
+    for (int64_t i = 0; i < 8; ++i) {
+      const float low = halves[i / 4][i % 4], high = halves[i / 4][4 + i % 4], scale = row.d[b + i];
+      row.d_half[2 * (b + i)] = row.d_half[2 * (b + i) + 1] = scale;
+      row.sums[b + i] = scale * (low + high);
+      row.sums_half[2 * (b + i)] = scale * low, row.sums_half[2 * (b + i) + 1] = scale * high;
+    }
   }
 }
 
@@ -85,13 +102,13 @@ inline bool pack_kv(KvFormat format, const float* x, int64_t n, uint8_t* row, in
   }
   bool ok = true;
   for (int64_t i = 0; i < n / 32; ++i) {
-    S8x32 codes;
+    const Block block(x + 32 * i);
     F8 d{};
-    d[0] = quantize_block(x + 32 * i, codes);
+    d[0] = block.most() / 127.0f;
     uint16_t h[8];
     store_half8(h, d);
     std::memcpy(row + 34 * i, h, 2);
-    store(row + 34 * i + 2, codes);
+    store(row + 34 * i + 2, block.codes(inverse_of(d)[0]));
     ok &= (h[0] & 0x7c00) != 0x7c00;
   }
   std::memset(row + 34 * (n / 32), 0, row_bytes - 34 * (n / 32));

@@ -99,13 +99,17 @@ inline int64_t next_above(const float* x, int64_t i, int64_t n, float bound) {
   return i;
 }
 
-inline float exp_sum(const float* x, int64_t n, float most) {
-  VF total{};
-  for_lanes(n, [&](int64_t i, int64_t k) {
+// A NaN shows in the sum, and so does Inf, from which it is taken.
+inline float exp_sum(const float* x, int64_t n, float* most) {
+  const auto lanes = [&](int64_t i, int64_t k) {
     VF v = splat<VF>(-INFINITY);
     std::memcpy(&v, x + i, 4 * k);
-    total += vexp(v - most);
-  });
+    return v;
+  };
+  VF top = splat<VF>(-INFINITY), total{};
+  for_lanes(n, [&](int64_t i, int64_t k) { top = vmax(lanes(i, k), top); });
+  *most = max(top);
+  for_lanes(n, [&](int64_t i, int64_t k) { total += vexp(lanes(i, k) - *most); });
   return sum(total);
 }
 

@@ -195,6 +195,7 @@ struct Sum {
   MINFER_INLINE void flush(bool first) {
     const __m256i quads = _mm256_madd_epi16(narrow, _mm256_set1_epi16(1));
     wide = first ? quads : _mm256_add_epi32(wide, quads);
+    asm("" : "+x"(wide));
   }
   MINFER_INLINE VI total() const { return bits<VI>(wide); }
 };

@@ -21,6 +21,13 @@ struct Matrix {
   int64_t n_in, n_out, row_bytes;
 };
 
+// Rows that are multiplied side by side: kStreams runs of `count` rows, the first from row `first`, the next ones `apart` rows
+// from each other; rows from `end` on are not there. Memory gives more to a thread that reads several streams.
+constexpr int kStreams = 4;
+struct RowRuns {
+  int64_t first, count, apart, end;
+};
+
 // Activations are multiplied in two forms. Float weights take `f32`, rows of `f32_stride` floats. Block formats take
 // `q8`, rows of `q8_stride` bytes that Q8Row describes.
 struct Activations {
