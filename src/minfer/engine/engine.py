@@ -317,8 +317,7 @@ class Engine:
                 data = np.arange(n - m, n, dtype=np.int32)
             else:
                 data = getattr(rows, kind)
-            if data.size:
-                self.backends[device].write(here, data)
+            self.backends[device].write(here, data)
         for split, program in zip(plan.splits, compiled.programs, strict=True):
             for index in split.receives:
                 node = plan.graph.nodes[index]

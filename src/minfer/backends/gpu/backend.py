@@ -15,6 +15,7 @@ from minfer.backends.gpu.inputs import RowCheck, Windows, row_checks, windows
 from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
 from minfer.backends.gpu.lower import Context, Region, choose, lower, unsupported
 from minfer.backends.gpu.lower.attention import parts_bytes
+from minfer.backends.gpu.lower.project import rounded_bytes
 from minfer.backends.gpu.lower.simple import move_rows
 from minfer.backends.gpu.weights import register
 from minfer.errors import NumericsError, RequestError
@@ -130,11 +131,22 @@ class GpuBackend(Backend):
         return math.prod(weight.shape[1:]) * FORMATS[weight.type].row_bytes(weight.shape[0])
 
     def scratch_bytes(self, plan: Plan, n_cells: int) -> int:
-        n = min(plan.params.n_tokens, choose.SPLIT_MAX_QUERIES)
-        n_splits = choose.splits(self.device.profile, n, n_cells)
-        ops = [node.op for node in plan.graph if node.device == self.name]
-        each = [parts_bytes(op, n, n_splits) for op in ops if isinstance(op, ir.Attn)]
-        return max(each, default=0)  # layers share it
+        n = plan.params.n_tokens
+        few = min(n, choose.SPLIT_MAX_QUERIES)
+        n_splits = choose.splits(self.device.profile, few, n_cells)
+        parts = halves = 0  # layers share them
+        for node in plan.graph:
+            op = node.op
+            if node.device != self.name:
+                continue
+            if isinstance(op, ir.Attn):
+                parts = max(parts, parts_bytes(op, few, n_splits))
+            elif isinstance(op, (ir.MatMul, ir.Project)):
+                x = plan.graph.nodes[node.inputs[0]]
+                tokens = x.n_elements // x.shape[0]
+                if choose.product(self.device.profile, tokens).tier == "mma":
+                    halves = max(halves, sum(rounded_bytes(x.shape[0], tokens)))
+        return parts + halves
 
     def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """One launch a move and side, on the device; a move may overlap itself in either direction."""

@@ -115,8 +115,7 @@ def mma(
 
     tokens, rows = choose.mma_tile(c.profile, n_tokens, sum(widths), nbytes)
     constants["epilogue"] = EPILOGUES.index(op.epilogue)
-    pairs = 8 * ceil_div(n_tokens, 16)
-    halves, scales = 4 * pairs * 64 * ceil_div(n_in, 64), 4 * n_tokens
+    halves, scales = rounded_bytes(n_in, n_tokens)
     made = [
         c.value(1, x),
         c.temporary(2, "gemm halves", halves, "write"),
@@ -128,7 +127,15 @@ def mma(
     flops = 2 * x.n_elements * sum(w.shape[1] for w in op.segments)
     return [
         launch(
-            node, "gemm_mma", "gemm_inputs", args.PROJECT, values, made, (pairs, 1, 1), 128, nbytes=x.nbytes + halves
+            node,
+            "gemm_mma",
+            "gemm_inputs",
+            args.PROJECT,
+            values,
+            made,
+            (8 * ceil_div(n_tokens, 16), 1, 1),
+            128,
+            nbytes=x.nbytes + halves,
         ),
         launch(
             node,
@@ -145,6 +152,11 @@ def mma(
             threadgroup_bytes=nbytes(tokens, rows),
         ),
     ]
+
+
+def rounded_bytes(n_in: int, n_tokens: int) -> tuple[int, int]:
+    """Bytes of the inputs of `gemm_mma` as halves, whole 64 values of whole 16 tokens; and of their scales."""
+    return 2 * 64 * ceil_div(n_in, 64) * 16 * ceil_div(n_tokens, 16), 4 * n_tokens
 
 
 def tile_bytes(type_: str, tokens: int, rows: int) -> int:
