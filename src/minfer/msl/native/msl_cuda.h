@@ -431,18 +431,12 @@ MSL_FN metal::vec<float, 4> bytes(uint q) {
 MSL_FN int dot_bytes(uint a, uint b, int sum) { return __dp4a(int(a), int(b), sum); }
 MSL_FN uint funnel(uint low, uint high, uint by) { return __funnelshift_rc(low, high, by); }
 MSL_FN uint permute(uint a, uint b, uint which) { return __byte_perm(a, b, which); }
-// Asynchronous copies to shared memory, in groups that end in order.
-MSL_FN void copy16(void *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-}
-MSL_FN void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <uint LEFT> MSL_FN void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 // For kernels that ask for the tensor cores by name; the lanes' shares are those of PTX's mma.m16n8k8 for tf32.
 MSL_FN void mma_tf32(metal::vec<float, 4> &d, metal::vec<float, 4> a, metal::vec<float, 2> b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
-                 : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
-                   "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
+        : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
+        : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
+          "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
 }
 MSL_FN void mma_f16(metal::vec<float, 4> &d, metal::vec<uint, 4> a, metal::vec<uint, 2> b) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -471,7 +465,10 @@ MSL_FN float power_of_two(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// Copies of n bytes, filled up with zeros, into shared memory while the kernel goes on; groups of them end in order.
+// Copies into shared memory while the kernel goes on, whole or n bytes filled up with zeros; groups of them end in order.
+MSL_FN void copy16(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
 MSL_FN void copy16(void *to, const void *from, uint n) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from), "r"(n) : "memory");
 }
@@ -479,7 +476,7 @@ MSL_FN void copy4(void *to, const void *from, uint n) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from), "r"(n) : "memory");
 }
 MSL_FN void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> MSL_FN void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+template <uint N> MSL_FN void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 // Programmatic dependent launch: the next kernel may be placed while this one runs (`chain`); memory that kernels before
 // wrote is touched after `wait`.
 MSL_FN void chain() {

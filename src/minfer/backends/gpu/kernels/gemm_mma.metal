@@ -110,7 +110,8 @@ inline void tile_products(ushort type, tile_rows rows, device const uchar * frag
     copy_chunk(type, chunks, rows, n_rows, 0, tid, n_threads);
     for (uint n = 0; n <= slices; n++) {  // slice n is asked for, and slice n - 1 multiplied
         if (n > 0) {
-            wait_for_copies(per_chunk > 1 && n > 1 && (n - 2) % per_chunk == 0);  // the last group is a chunk for later
+            if (per_chunk > 1 && n > 1 && (n - 2) % per_chunk == 0) wait_for_copies<1>();  // the last is a chunk for later
+            else wait_for_copies<0>();
             threadgroup_barrier(mem_flags::mem_threadgroup);
         }
         if (n < slices) {

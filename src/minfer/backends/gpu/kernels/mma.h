@@ -1,7 +1,7 @@
-// The tensor cores' products, as NVIDIA's `mma` has them, and copies into threadgroup memory that go on beside them.
-// Elsewhere the same by plain instructions, so that a kernel made for them is checked where there is no tensor core.
+// The tensor cores' products, as NVIDIA's `mma` has them, and what goes with them. Elsewhere the same by plain instructions, so
+// that a kernel made for them is checked where there is no tensor core.
 // With g = lane / 4 and t = lane % 4, a lane has of d (16, 8): (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
-// https://docs.nvidia.com/cuda/parallel-thread-execution, mma.m16n8k16, mma.m16n8k8; cp.async
+// https://docs.nvidia.com/cuda/parallel-thread-execution, mma.m16n8k16, mma.m16n8k8
 #pragma once
 #include "common.h"
 
@@ -14,13 +14,6 @@ inline float to_tf32(float x) {
 inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint) { msl_cuda::mma_tf32(d, a, b); }
 inline void mma_16x8x16(thread float4 & d, uint4 a, uint2 b, uint) { msl_cuda::mma_f16(d, a, b); }
 inline float4 product_16x8x16(uint4 a, uint2 b, uint) { return msl_cuda::product_f16(a, b); }
-inline void copy16(threadgroup uchar * to, device const uchar * from, uint n) { msl_cuda::copy16(to, from, n); }
-inline void copy4(threadgroup uchar * to, device const uchar * from, uint n) { msl_cuda::copy4(to, from, n); }
-inline void end_copies() { msl_cuda::end_copies(); }
-inline void wait_for_copies(bool but_the_last) {
-    if (but_the_last) msl_cuda::wait_for_copies<1>();
-    else msl_cuda::wait_for_copies<0>();
-}
 inline uint minus_halves(uint a, uint b) { return msl_cuda::minus_halves(a, b); }
 inline uint pack_halves(float low, float high) { return msl_cuda::pack_halves(low, high); }
 inline float power_of_two(float x) { return msl_cuda::power_of_two(x); }  // off by up to 2^-22 of itself, 0 below 2^-126
@@ -54,15 +47,6 @@ inline float4 product_16x8x16(uint4 a, uint2 b, uint lane) {  // from zero
     mma_16x8x16(d, a, b, lane);
     return d;
 }
-// The first n bytes of 16 (or 4), whose places are multiples of that; the rest become zeros. Copies since `end_copies` was
-// last called are one group: `wait_for_copies` waits for a thread's own, for all groups or for all but the last.
-inline void copy_bytes(threadgroup uchar * to, device const uchar * from, uint n, uint of) {
-    for (uint i = 0; i < of; i++) to[i] = i < n ? from[i] : uchar(0);
-}
-inline void copy16(threadgroup uchar * to, device const uchar * from, uint n) { copy_bytes(to, from, n, 16); }
-inline void copy4(threadgroup uchar * to, device const uchar * from, uint n) { copy_bytes(to, from, n, 4); }
-inline void end_copies() {}
-inline void wait_for_copies(bool) {}
 inline uint minus_halves(uint a, uint b) { return as_type<uint>(as_type<half2>(a) - as_type<half2>(b)); }
 inline uint pack_halves(float low, float high) { return as_type<uint>(half2(half(low), half(high))); }
 inline float power_of_two(float x) { return exp2(x); }

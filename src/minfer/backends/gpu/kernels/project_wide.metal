@@ -186,7 +186,7 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
 #pragma unroll
         for (uint r = 0; r < R; r++) {
             shifts[r] = copy_slice(p, R, r, slot, lane, slots + r * (slot / 16));
-            copies_end_group();
+            end_copies();
         }
         which_next = p.which;
     }
@@ -230,8 +230,8 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
                 float v[MOST];
 #pragma unroll
                 for (uint r = 0; r < R; r += R / 2) {  // two at a time of 32 values a lane: each fills the other's waits
-                    if (supers) copies_wait<1>();
-                    else copies_wait<2>();
+                    if (supers) wait_for_copies<1>();
+                    else wait_for_copies<2>();
                     simdgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
                     for (uint i = r; i < r + R / 2; i++) {
@@ -251,7 +251,7 @@ kernel void project_wide(constant project_args & a [[buffer(0)]], device const f
 #pragma unroll
                     for (uint i = r; i < r + R / 2; i++) {
                         if (next < end) shifts[i] = copy_slice(ahead, R, i, slot, lane, slots + i * (slot / 16));
-                        copies_end_group();
+                        end_copies();
                     }
                 }
 #pragma unroll

@@ -2,29 +2,13 @@
 // codes out of threadgroup memory. Codes are whole numbers that a half holds exactly; scales are applied to f32 sums.
 // Layouts are those of weights.h.
 #pragma once
+#include "copies.h"
 #include "mma.h"
 #include "weights.h"
 
 // Values of a row in a chunk: 256, or fewer of plain types; bytes of it; bytes between rows of a chunk in threadgroup memory:
 // 16 more than a multiple of 32, so that eight rows' words lie in different banks. project.py has the same numbers.
 inline uint chunk_values(ushort type) { return type == F32 ? 64 : is_plain(type) ? 128 : 256; }
-inline uint block_bytes(ushort type) {  // of 32 values, of a super-block's 256
-    switch (type) {
-    case Q4_0: case IQ4_NL: return 18;
-    case Q4_1: return 20;
-    case Q5_0: return 22;
-    case Q5_1: return 24;
-    case Q8_0: return 34;
-    case MXFP4: return 17;
-    case Q2_K: return 84;
-    case Q3_K: return 110;
-    case Q4_K: return 144;
-    case Q5_K: return 176;
-    case Q6_K: return 210;
-    case IQ4_XS: return 136;
-    default: return type == F32 ? 128 : 64;
-    }
-}
 inline uint chunk_bytes(ushort type) { return is_super(type) ? block_bytes(type) : block_bytes(type) * (chunk_values(type) / 32); }
 inline bool may_shift(ushort type) { return block_bytes(type) % 4 != 0 || type == F16 || type == BF16; }  // a row may begin within a word
 inline uint chunk_stride(ushort type) {

@@ -15,6 +15,26 @@ constant float MXFP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -
 inline bool is_plain(ushort type) { return type == F32 || type == F16 || type == BF16; }
 inline bool is_super(ushort type) { return (type >= Q2_K && type <= Q6_K) || type == IQ4_XS; }
 
+// Bytes of a super-block of 256 values, of other types' 32.
+inline uint block_bytes(ushort type) {
+    switch (type) {
+        case F32: return 128;
+        case F16: case BF16: return 64;
+        case Q4_0: case IQ4_NL: return 18;
+        case Q4_1: return 20;
+        case Q5_0: return 22;
+        case Q5_1: return 24;
+        case Q8_0: return 34;
+        case Q2_K: return 84;
+        case Q3_K: return 110;
+        case Q4_K: return 144;
+        case Q5_K: return 176;
+        case Q6_K: return 210;
+        case IQ4_XS: return 136;
+        default: return 17;  // MXFP4
+    }
+}
+
 inline float plain_value(ushort type, device const uchar * row, uint i) {
     if (type == F32) return ((device const float *)row)[i];
     if (type == F16) return float(((device const half *)row)[i]);

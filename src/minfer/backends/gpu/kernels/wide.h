@@ -2,16 +2,13 @@
 // instruction where floats take twelve. Rows come into threadgroup memory by copies that run beside the arithmetic, many
 // under way at a time, whatever a format's alignment. Layouts are those of weights.h.
 #pragma once
+#include "copies.h"
 #include "weights.h"
 
 #ifdef MINFER_CUDA
 inline int dot_bytes(uint a, uint b, int sum) { return msl_cuda::dot_bytes(a, b, sum); }
 inline uint funnel(uint low, uint high, uint by) { return msl_cuda::funnel(low, high, by); }
 inline uint permute(uint a, uint b, uint which) { return msl_cuda::permute(a, b, which); }
-// A copy of 16 aligned bytes that has ended after `copies_wait` and a barrier; `left` groups of copies may be under way then.
-inline void copy16(threadgroup uint4 * to, device const uint4 * from) { msl_cuda::copy16(to, from); }
-inline void copies_end_group() { msl_cuda::copies_end_group(); }
-template <uint left> inline void copies_wait() { msl_cuda::copies_wait<left>(); }
 #else
 inline int dot_bytes(uint a, uint b, int sum) {  // signed bytes
     const char4 x = as_type<char4>(a), y = as_type<char4>(b);
@@ -24,9 +21,6 @@ inline uint permute(uint a, uint b, uint which) {  // byte i is byte `which >> 4
     for (uint i = 0; i < 4; i++) out |= uint(both >> (8 * (which >> (4 * i) & 7)) & 255) << (8 * i);
     return out;
 }
-inline void copy16(threadgroup uint4 * to, device const uint4 * from) { *to = *from; }
-inline void copies_end_group() {}
-template <uint left> inline void copies_wait() {}
 #endif
 
 // ---- inputs as whole numbers ---------------------------------------------------------------------------------------
@@ -63,22 +57,6 @@ inline int3 dot_planes(uint codes, thread const lane_inputs & x, uint word, int3
 //   super-blocks     four parts of 16, 32 apart, from 128 (u / 2) + 16 (u % 2), u = lane % 4: their codes lie side by side
 // so that each part has one scale.
 inline bool is_quartered(ushort type) { return is_super(type) && type != IQ4_XS; }
-inline uint block_bytes(ushort type) {
-    switch (type) {
-        case Q8_0: return 34;
-        case Q4_1: return 20;
-        case Q5_0: return 22;
-        case Q5_1: return 24;
-        case MXFP4: return 17;
-        case Q2_K: return 84;
-        case Q3_K: return 110;
-        case Q4_K: return 144;
-        case Q5_K: return 176;
-        case Q6_K: return 210;
-        case IQ4_XS: return 136;
-        default: return 18;  // Q4_0, IQ4_NL
-    }
-}
 inline uint slice_bytes(ushort type, uint slice) { return slice / (is_super(type) ? 256 : 32) * block_bytes(type); }
 
 // The inputs at a lane's places of a slice: `planes` are three of `stride` times four words.
