@@ -94,14 +94,29 @@ def attention() -> str:
             f"up to {choose.SPLIT_MAX_QUERIES}",
             "any",
             f"{groups} and `attention_combine`",
-            f"query heads that share a KV head, together; split into cells / 256 parts, 1 to 16 "
-            f"(CUDA: cells / 64, 1 to {choose.MAX_SPLITS}), then combined (one part needs no combining)",
+            "query heads that share a KV head, together; windows of more than 256 rows in parts of 256, at most 16, "
+            "then combined. The number of parts is a program's: 256 rows, 512, 1,024 and so on have one each",
+        ),
+        (
+            f"up to {choose.SPLIT_MAX_QUERIES} (CUDA)",
+            "any",
+            "`attention_wide_g1` ... `attention_wide_g8` and `attention_combine`",
+            "up to 512 rows each query head for itself; beyond, query heads that share a KV head together, in parts of "
+            f"128 rows, at most {choose.MAX_SPLITS}",
         ),
         (
             ", ".join(f"from {n} ({WINDOW_LAYOUTS[layout]})" for layout, n in choose.TILED_MIN_QUERIES.items()),
             "causal, span",
             "`attention_tiled`",
             "8 queries of a head share tiles of 64 rows, as far as one of them reads them",
+        ),
+        (
+            "the same",
+            "causal, span",
+            "`attention_mma`",
+            "CUDA: tensor cores; 64 rows, each a query with one of the heads that share a KV head, share tiles of 8 to "
+            "64 rows; where no core has two threadgroups, two simdgroups a row (heads up to "
+            f"{choose.SHARING_MAX_HEAD})",
         ),
         (
             f"from {choose.SPLIT_MAX_QUERIES + 1}",

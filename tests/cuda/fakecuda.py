@@ -151,6 +151,7 @@ class FakeCuda:
             CUdevice_attribute=enum.Enum("CUdevice_attribute", list(self.attributes)),
             CUfunction_attribute=enum.Enum("CUfunction_attribute", ["CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"]),
             CUstream_flags=enum.IntEnum("CUstream_flags", [("CU_STREAM_NON_BLOCKING", 1)]),
+            CUevent_flags=enum.IntEnum("CUevent_flags", [("CU_EVENT_DISABLE_TIMING", 2)]),
             CUgraphDependencyType=enum.IntEnum("CUgraphDependencyType", kinds),
             CUgraphEdgeData=types.SimpleNamespace,
             CUDA_KERNEL_NODE_PARAMS=types.SimpleNamespace,
@@ -286,6 +287,10 @@ class FakeCuda:
 
     def cuEventRecord(self, hEvent: list[int], hStream: str) -> None:
         hEvent.append(len(self.launched))
+
+    def cuEventQuery(self, hEvent: list[int]) -> Any:
+        assert len(hEvent) > 1, "an event that was never recorded"
+        return Result.CUDA_ERROR_NOT_READY if self.running else None
 
     def cuEventElapsedTime(self, hStart: list[int], hEnd: list[int]) -> float:
         return float(hEnd[1] - hStart[1])  # a millisecond a launch

@@ -20,6 +20,7 @@ from minfer.backends.gpu.backend import GpuBackend
 from minfer.backends.gpu.devices import cuda
 from minfer.backends.gpu.devices.cuda import CudaDevice
 from minfer.backends.gpu.devices.simulator import SimulatorDevice
+from minfer.backends.gpu.launch import hazards
 from minfer.backends.reference import ReferenceBackend
 from minfer.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from minfer.msl import nvrtc
@@ -50,7 +51,7 @@ def same_tiers(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
     device = CudaDevice()
     own = {
         name: getattr(device.profile, name)
-        for name in ("extra", "split_rows", "max_splits", "cores", "max_threadgroup_bytes")
+        for name in ("extra", "whole_rows", "split_rows", "max_splits", "cores", "max_threadgroup_bytes")
     }
     device.close()
     original = SimulatorDevice.__init__
@@ -62,9 +63,9 @@ def same_tiers(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
     monkeypatch.setattr(SimulatorDevice, "__init__", init)
 
 
-def follow(engine: Engine, n: int) -> list[bytes]:
+def follow(engine: Engine, n: int, prompt: list[int] = PROMPT) -> list[bytes]:
     """Greedy decoding: the logits of each step, as bytes."""
-    logits, out = engine.prefill(PROMPT), []
+    logits, out = engine.prefill(prompt), []
     for _ in range(n):
         out.append(logits.tobytes())
         logits = engine.prefill([int(np.argmax(logits))])
@@ -88,13 +89,22 @@ def test_tiny_models_give_the_simulators_bits(name: str, machine: FakeCuda, monk
     assert any("attention_wide" in name for name in machine.launched)
 
 
+@pytest.fixture
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of up to 32 rows are read whole, of 64 in two parts, and so on."""
+    monkeypatch.setattr(cuda, "WHOLE_ROWS", 32)
+    monkeypatch.setattr(cuda, "SPLIT_ROWS", 32)
+
+
+@pytest.mark.usefixtures("small_buckets")
 def test_replay_is_direct_over_300_tokens_with_growing_context(
     machine: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = TINY / "llama-linear.gguf"
     replayed = run(path, "cuda", 300, n_ctx=320)
     graphs = machine.calls.count("cuGraphLaunch")
-    assert graphs > 290
+    assert graphs == 295  # each of five buckets runs once without a graph
+    assert {"attention_wide_g1", "attention_combine"} <= set(machine.launched)
 
     class Direct:
         def __init__(self, device: CudaDevice, steps: Any) -> None:
@@ -105,13 +115,48 @@ def test_replay_is_direct_over_300_tokens_with_growing_context(
     assert machine.calls.count("cuGraphLaunch") == graphs
 
 
-def test_sizes_of_context_agree_where_splits_change(machine: FakeCuda) -> None:
-    """127 cells are one split, 128 are two: other sums, the same attention within its class."""
-    path = TINY / "qwen3.gguf"
-    one, two = (run(path, "cuda", 40, n_ctx=n) for n in (127, 128))
-    for a, b in zip(one, two, strict=True):
-        np.testing.assert_allclose(np.frombuffer(a, np.float32), np.frombuffer(b, np.float32), atol=2e-4)
+def test_context_buckets_agree_at_their_borders(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole or in parts: other programs of one graph, other sums, the same attention within its class."""
+    path, prompt = TINY / "qwen3.gguf", [1 + i % 11 for i in range(120)]
+    whole = follow(open_engine(path, device="cuda", n_ctx=160), 30, prompt)
+    assert "attention_combine" not in machine.launched
+    monkeypatch.setattr(cuda, "WHOLE_ROWS", 128)  # which eight simdgroups take at a time
+    engine = open_engine(path, device="cuda", n_ctx=160)
+    parts = follow(engine, 30, prompt)
+    assert engine.cache.built == 2  # a graph for the prompt and one for a token
     assert "attention_combine" in machine.launched
+    rows = range(len(prompt), len(prompt) + 30)  # of the windows that gave the logits
+    for n, a, b in zip(rows, whole, parts, strict=True):
+        assert (a == b) == (n <= 128), f"{n} rows"
+        assert cases.error(np.frombuffer(b, np.float32), np.frombuffer(a, np.float32)) <= cases.BOUNDS["attention"]
+
+
+def test_a_growing_context_compiles_nothing(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of a kind brings the kernels of all its context buckets."""
+    monkeypatch.setattr(cuda, "WHOLE_ROWS", 16)
+    monkeypatch.setattr(cuda, "SPLIT_ROWS", 16)
+    engine = open_engine(TINY / "qwen3.gguf", device="cuda", n_ctx=60)
+    engine.prefill(PROMPT)
+    engine.prefill([1])
+    modules = machine.calls.count("cuModuleLoadData")
+    for _ in range(40):
+        engine.prefill([1])
+    assert "attention_combine" in machine.launched
+    assert machine.calls.count("cuModuleLoadData") == modules
+    engine.close()
+
+
+def test_the_launch_after_attention_is_placed_when_it_has_ended(machine: FakeCuda) -> None:
+    """All others with one launch before them have a programmatic edge."""
+    engine = open_engine(TINY / "qwen3.gguf", device="cuda")
+    for token in (1, 2, 3):
+        engine.prefill([token])
+    steps = engine.cache.get(engine.params(1)).programs[0].steps  # type: ignore[attr-defined]
+    edges = hazards([step.launch for step in steps])
+    chained = sum(len(after) == 1 for after in edges)
+    assert chained > 3 * engine.arch.n_layer
+    assert machine.calls.count("cuGraphAddDependencies") == chained - engine.arch.n_layer
+    engine.close()
 
 
 def test_two_engines_share_kernels_and_nothing_else(machine: FakeCuda) -> None:
@@ -140,7 +185,9 @@ def open_and_continue(path: Path) -> Any:
     return out
 
 
-@pytest.mark.parametrize("name", ["project/swiglu/Q4_K/n1", "project/norm_qkv/n1", "project/add/n9", "top_k/"])
+@pytest.mark.parametrize(
+    "name", ["project/swiglu/Q4_K/n1", "project/norm_qkv/n1", "project/add/n9", "top_k/", "attn/f16/head64/n12"]
+)
 def test_cases_run_on_it(name: str, machine: FakeCuda) -> None:
     case = next(c for c in cases.all_cases() if c.name.startswith(name))
     backend = GpuBackend(CudaDevice(), case.kv_format)
@@ -151,6 +198,7 @@ def test_cases_run_on_it(name: str, machine: FakeCuda) -> None:
     for g, w in zip(got, want, strict=True):
         assert cases.error(g, w) <= bound
     backend.close()
+    assert case.kind != "attention" or any("attention_mma" in name for name in machine.launched)
 
 
 def test_copies_larger_than_the_staging_memory(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

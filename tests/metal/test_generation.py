@@ -84,21 +84,21 @@ def test_two_engines_with_different_kv_formats(mac: Runtime) -> None:
 
 
 @pytest.mark.parametrize("replay", ["0", "1"])
-def test_regions_of_one_part_and_of_two_agree(replay: str, mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """511 cells are read in one part, 512 in two and combined: other launches, one result, up to the last cell."""
+def test_windows_of_one_part_and_of_two_agree(replay: str, mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 rows are read in one part, 257 in two and combined: other launches of one graph, one result."""
     monkeypatch.setenv("MINFER_METAL_REPLAY", replay)
-    prompt = [1 + i % 11 for i in range(506)]
+    prompt = [1 + i % 11 for i in range(253)]
     logits = {}
-    for n_ctx in (511, 512):
-        engine = open_engine(TINY / "llama-linear.gguf", device="metal", n_ctx=n_ctx)
-        (listed,) = [some.to_json()["launches"] for _, some in engine.launches(engine.plan()) if some]
-        assert any(v["kernel"] == "attention_combine" for v in listed) == (n_ctx == 512)
-        rows = follow(engine, prompt, 5)
-        want = open_engine(TINY / "llama-linear.gguf", device="simulator", n_ctx=n_ctx)
-        assert rows == follow(want, prompt, 5)
-        logits[n_ctx] = np.stack([np.frombuffer(row, np.float32) for row in rows])
-    assert not np.array_equal(logits[511], logits[512])
-    assert cases.error(logits[512], logits[511]) <= cases.BOUNDS["attention"]
+    for tiers in ("split:off", ""):
+        monkeypatch.setenv("MINFER_KERNELS", tiers)
+        engine = open_engine(TINY / "llama-linear.gguf", device="metal", n_ctx=300)
+        rows = follow(engine, prompt, 8)
+        want = open_engine(TINY / "llama-linear.gguf", device="simulator", n_ctx=300)
+        assert rows == follow(want, prompt, 8)
+        logits[tiers] = [np.frombuffer(row, np.float32) for row in rows]
+    for n, (one, two) in enumerate(zip(*logits.values(), strict=True), len(prompt)):
+        assert np.array_equal(one, two) == (n <= 256), f"{n} rows"
+        assert cases.error(two, one) <= cases.BOUNDS["attention"]
 
 
 class Letters:

@@ -91,6 +91,7 @@ class Backend(ABC):
     regions: dict[int, KvRegion]
     profile: Profile | None = None  # where host time goes, if anyone asks
     runs_ahead: bool = False  # a program's `run` returns before the device is done
+    chains: bool = False  # `fetch` waits for no later work: a step may be sent before the last one's result is read
     caveat: str = ""  # what a speed measured here does not say
 
     @abstractmethod
@@ -115,6 +116,11 @@ class Backend(ABC):
     def view(self, buffer: Any, nbytes: int) -> Bytes:
         """As `read`; where buffers are host memory, the bytes themselves, which the next run changes."""
         return self.read(buffer, nbytes)
+
+    def fetch(self, buffer: Any, nbytes: int) -> Callable[[], Bytes]:
+        """`read`, to be called for: of the buffer as it is after all work submitted so far, whatever comes then."""
+        data = self.read(buffer, nbytes)
+        return lambda: data
 
     def copy(self, source: Any, target: Any, nbytes: int) -> None:
         """Copy the first `nbytes` bytes of a buffer to another of this backend, after all submitted work. A device with

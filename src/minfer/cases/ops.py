@@ -104,10 +104,19 @@ def _matmul_cases() -> Iterator[Case]:
 
 
 def _wide_cases() -> Iterator[Case]:
-    """One token: rows of as many inputs as a kernel takes at a time, and more; more rows than a GPU runs at a time."""
-    for n_in, n_out in (*((n, 37) for n in (1024, 1056, 5120, 5152, 10240, 10272)), (32, 40_000)):
-        op = ir.MatMul(_w("w.weight", "Q4_0", n_in, n_out))
-        yield Case(f"matmul/wide/{n_in}x{n_out}", op, (Value((n_in, 1)),), "matmul")
+    """One token: rows of one slice, of as many as a pass takes with Metal's threadgroup memory and with more, and
+    of a block more than each; more rows than a GPU runs at a time; types that order their inputs differently."""
+    edges = {"Q4_0": (1024, 5120, 6144), "Q4_K": (2048, 6144, 16384)}
+    for type_, sizes in edges.items():
+        for n_in in sizes:
+            for n in (n_in, n_in + FORMATS[type_].block_size):
+                op = ir.MatMul(_w("w.weight", type_, n, 150))
+                yield Case(f"matmul/wide/{type_}/{n}x150", op, (Value((n, 1)),), "matmul")
+    op = ir.MatMul(_w("w.weight", "Q4_0", 32, 40_000))
+    yield Case("matmul/wide/Q4_0/32x40000", op, (Value((32, 1)),), "matmul")
+    q, k, v = (_w(f"{name}.weight", type_, 2304, 50) for name, type_ in (("q", "Q8_0"), ("k", "Q4_K"), ("v", "IQ4_XS")))
+    yield Case("project/wide/qkv", ir.Project((q, k, v)), (Value((2304, 1)),), "matmul")
+    yield Case("project/wide/swiglu", ir.Project((q, k), None, "swiglu"), (Value((2304, 1)),), "matmul")
 
 
 def _tile_cases() -> Iterator[Case]:
@@ -158,19 +167,24 @@ def _attn_cases() -> Iterator[Case]:
         for d in _HEAD_DIMS:
             if d % KV_FORMATS[fmt].block:
                 continue
-            for n, past in ((1, 40), (5, 3)):
+            for n, past in ((1, 40), (5, 3), (12, 90)):
                 yield causal(f"attn/{fmt}/head{d}/n{n}", d, 2, 2, n, past, fmt)
     # Groups of query heads on both sides of 1, 2, 4 and 8.
     for n_head, n_kv_head in ((1, 1), (2, 1), (9, 3), (4, 1), (5, 1), (14, 2), (8, 1), (9, 1)):
-        for n, past in ((1, 0), (1, 129), (7, 60)):
+        for n, past in ((1, 0), (1, 129), (7, 60), (1, 600)):
             name = f"attn/gqa{n_head}_{n_kv_head}/n{n}+{past}"
             yield causal(name, 64, n_head, n_kv_head, n, past)
     for n in (2, 8, 9, 31, 63, 64, 65, 130):
         yield causal(f"attn/prefill{n}", 64, 2, 1, n, 0)
-    # Regions of 127 or 128 cells, 511 or 512, 4,095 or 4,096, 8,191 or 8,192: where GPUs split the rows in two, and
-    # where they split them no further.
-    for length in (1, 2, 31, 32, 33, 63, 64, 65, 124, 125, 200, 508, 509, 1000, 4092, 4093, 8188, 8189):
-        yield causal(f"attn/decode{length}", 64, 3, 1, 1, length - 1)
+    # Windows of 256 rows or one more, 512, 4,096, 16,384: where GPUs split the rows, and where they do so no further.
+    for length in (1, 2, 31, 32, 33, 63, 64, 65, 128, 129, 256, 257, 512, 513, 1000, 4096, 4097, 16384, 16385):
+        yield causal(f"attn/decode{length}", 64, 3, 1, 1, length - 1, n_cells=length)
+    # The heads of a group over rows that are split, for every shape of a row.
+    for fmt in KV_FORMATS:
+        for d, n_head in ((32, 7), (96, 2), (128, 7), (256, 2)):
+            yield causal(f"attn/long/{fmt}/head{d}", d, n_head, 1, 2, 600, fmt)
+        far = (80, 300, 0, 3, 500, 200, 400, 60, 5, 1, 0, 0, 0, 0, 0, 0)
+        yield windowed(f"attn/long/{fmt}/map", 8, far, 2, fmt, None, 700)
     # Queries on both sides of the numbers from which they share rows: causal ones, and those of spans.
     for n in (8, 9, 32, 33):
         yield causal(f"attn/queries{n}", 64, 2, 1, n, 600)
@@ -182,6 +196,13 @@ def _attn_cases() -> Iterator[Case]:
     yield causal("attn/softcap", 64, 2, 1, 5, 30, softcap=5.0)
     yield causal("attn/large_scores", 64, 2, 1, 3, 30, scale=20.0)
     yield causal("attn/large_keys", 64, 2, 1, 3, 30, kv_scale=600.0)
+    # The same of enough queries to be multiplied as matrices; rows that f16 cannot hold, and scaled queries.
+    yield causal("attn/softcap/prefill", 64, 2, 1, 12, 30, softcap=5.0)
+    yield causal("attn/beyond_f16/rows", 64, 2, 1, 12, 90, scale=2.0**-18, kv_scale=2.0**18)
+    yield causal("attn/beyond_f16/queries", 64, 2, 1, 12, 90, "f16", scale=2.0**20, kv_scale=2.0**-20)
+    # More rows (a query and a head) than a threadgroup has, of groups that do not divide them.
+    for n_head, n_kv_head, fmt in ((14, 2, "f32"), (9, 1, "f16")):
+        yield causal(f"attn/gqa{n_head}_{n_kv_head}/n21+60", 64, n_head, n_kv_head, 21, 60, fmt)
     for fmt in KV_FORMATS:
         yield causal(f"attn/one_row/{fmt}", 64, 2, 1, 1, 0, fmt)
         yield causal(f"attn/constant_v/{fmt}", 64, 2, 1, 1, 39_999, fmt, fill_v=0.7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from minfer.quants import kv_format as parse_kv_format
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from minfer.backends.base import Backend, LaunchList, LaunchTime, Program, Progress
+    from minfer.backends.base import Backend, Bytes, LaunchList, LaunchTime, Program, Progress
     from minfer.gguf import ModelFile
     from minfer.graph import Placement, Plan
     from minfer.graph.allocate import Split
@@ -32,6 +33,48 @@ if TYPE_CHECKING:
     from minfer.models import Transformer
 
 F32 = npt.NDArray[np.float32]
+
+
+class Pass:
+    """A pass that was sent: called, it waits, and gives the logits (n_vocab) or the best of them.
+
+    Only then are its tokens in the cache: a pass that nobody calls may be followed by any other. `best` is the token
+    that it finds best, empty before.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokens: list[int],
+        k: int | None,
+        compiled: Compiled[Program],
+        wait: Callable[[], npt.NDArray[Any]],
+    ) -> None:
+        self.engine = engine
+        self.tokens = tokens  # the `best` of the pass before, if that chooses it
+        self.k = k
+        self.compiled = compiled
+        self.best: list[int] = []
+        self._wait = wait
+
+    @property
+    def n(self) -> int:
+        return self.compiled.plan.params.n_tokens
+
+    def __call__(self) -> F32 | Best:
+        output = self._wait()
+        self.engine.cells.commit(self.tokens)
+        if self.k is None:
+            logits: F32 = output[0]
+            return logits
+        best = self.engine.best(output)[0]
+        self.best.append(int(best.ids[0]))
+        return best
+
+
+def _shaped(node: Node, raw: Bytes) -> npt.NDArray[Any]:
+    """A node's bytes as its value, numpy shape (the logical shape reversed)."""
+    return raw.view(np.float32 if node.dtype == "f32" else np.int32).reshape(node.shape[::-1])
 
 
 class Engine:
@@ -114,11 +157,10 @@ class Engine:
         assert isinstance(best, Best)
         return best
 
-    def submit(self, tokens: Sequence[int], k: int | None = None, *, keep: bool = True) -> Callable[[], F32 | Best]:
+    def submit(self, tokens: Sequence[int], k: int | None = None, *, keep: bool = True) -> Pass:
         """`prefill` (of the `k` best), which returns when the last batch is on its way; the result is called for.
 
         With `keep=False` it is good until the next pass only, and not copied where that can be spared.
-        Only then are the batch's tokens in the cache: a pass that nobody waits for may be followed by any other.
         """
         if not tokens:
             raise RequestError("nothing to run: the prompt has no tokens")
@@ -126,18 +168,33 @@ class Engine:
         start = (len(tokens) - 1) // N_BATCH * N_BATCH
         for first in range(0, start, N_BATCH):
             batch = list(tokens[first : first + N_BATCH])
-            self._send(batch, self.cells.rows(len(batch)), 0, k)()
+            self._send(batch, self.cells.rows(len(batch)), 0, k)[1]()
             self.cells.commit(batch)
         last = list(tokens[start:])
-        wait = self._send(last, self.cells.rows(len(last)), 1, k, keep)
+        compiled, wait = self._send(last, self.cells.rows(len(last)), 1, k, keep)
+        return Pass(self, last, k, compiled, wait)
 
-        def result() -> F32 | Best:
-            output = wait()
-            self.cells.commit(last)
-            logits: F32 = output[0]
-            return logits if k is None else self._best(output)[0]
+    def greedy(self, tokens: Sequence[int], k: int = 1, n: int | None = None) -> Iterator[Pass]:
+        """The pass of `tokens` (of the `k` best), then that of the token it found best, and so on: `n` passes in all.
 
-        return result
+        Each is to be called before the next is asked for. Where the device can, a pass is sent while the one before
+        runs, and takes its token on the device: one too many when the caller stops, which leaves nothing in the cache.
+        """
+        step = self.submit(tokens, k, keep=False)
+        for sent in itertools.count(1):
+            ahead = self._follow(step, k) if sent != n else None
+            yield step
+            if sent == n:
+                return
+            step = ahead or self.submit(step.best, k, keep=False)
+
+    def _follow(self, before: Pass, k: int) -> Pass | None:
+        """The pass of the token that `before` finds best, sent before that is known; None where it must be known."""
+        whole = len(self.backends) == 1
+        if not whole or not self.backends[self.placement.output].chains or self.cells.free <= before.n:
+            return None
+        compiled, wait = self._send(before.best, self.cells.rows(1, after=before.n), 1, k, before=before)
+        return Pass(self, before.best, k, compiled, wait)
 
     @property
     def runs_ahead(self) -> bool:
@@ -155,32 +212,47 @@ class Engine:
         With `keep=False` the logits are good until the next pass only.
         Raises `NumericsError` naming the first node with NaN or Inf if the logits have any.
         """
-        return self._send(tokens, rows, n_outputs, None, keep)()
+        return self._send(tokens, rows, n_outputs, None, keep)[1]()
 
     def forward_best(self, tokens: Sequence[int], rows: Rows, n_outputs: int, k: int) -> list[Best]:
         """`forward`, of whose rows of logits only the `k` best leave the device."""
-        return self._best(self._send(tokens, rows, n_outputs, k)())
+        return self.best(self._send(tokens, rows, n_outputs, k)[1]())
 
     def _send(
-        self, tokens: Sequence[int], rows: Rows, n_outputs: int, top_k: int | None, keep: bool = True
-    ) -> Callable[[], npt.NDArray[Any]]:
-        """Write the inputs and run; what is returned waits, and reads and checks the output."""
+        self,
+        tokens: Sequence[int],
+        rows: Rows,
+        n_outputs: int,
+        top_k: int | None,
+        keep: bool = True,
+        before: Pass | None = None,
+    ) -> tuple[Compiled[Program], Callable[[], npt.NDArray[Any]]]:
+        """Write the inputs and run; what is returned waits, and reads and checks the output. The token that `before`
+        finds best is taken from its output; `tokens` need not be known then until the wait."""
         self._check_tokens(tokens)
-        compiled = self._run(self.params(len(tokens), n_outputs, window=rows.layout, top_k=top_k), tokens, rows)
+        params = self.params(len(rows.positions), n_outputs, window=rows.layout, top_k=top_k)
+        compiled = self._run(params, tokens, rows, before)
+        plan = compiled.plan
+        backend = self.backends[self.placement.output]
+        fetched = None
+        if backend.chains and top_k is not None and n_outputs:  # a few words; all logits may be many megabytes
+            node = plan.graph.nodes[plan.graph.outputs[0]]
+            fetched = backend.fetch(self.allocator.buffer(plan.slot(node)), node.nbytes)
 
         def wait() -> npt.NDArray[Any]:
             if not n_outputs:
                 return np.zeros((0, self.arch.n_vocab), np.float32)
-            output = self._value(compiled.plan, compiled.plan.graph.nodes[compiled.plan.graph.outputs[0]], keep)
+            node = plan.graph.nodes[plan.graph.outputs[0]]
+            output = self._value(plan, node, keep) if fetched is None else _shaped(node, fetched())
             logits = output if top_k is None else output[:, top_k:].view(np.float32)  # what is no number comes first
             if not np.isfinite(logits).all():
                 self._name_bad_node(tokens, rows, n_outputs)
             return output
 
-        return wait
+        return compiled, wait
 
     @staticmethod
-    def _best(words: npt.NDArray[np.int32]) -> list[Best]:
+    def best(words: npt.NDArray[np.int32]) -> list[Best]:
         k = words.shape[1] // 2
         values = words.view(np.float32)
         return [Best(words[i, :k], values[i, k : 2 * k], float(values[i, 2 * k])) for i in range(len(words))]
@@ -226,19 +298,26 @@ class Engine:
 
     # --- a pass --------------------------------------------------------------------------------------------------
 
-    def _run(self, params: GraphParams, tokens: Sequence[int], rows: Rows) -> Compiled[Program]:
+    def _run(
+        self, params: GraphParams, tokens: Sequence[int], rows: Rows, before: Pass | None = None
+    ) -> Compiled[Program]:
         compiled = self.cache.get(params)
         plan = compiled.plan
         n, m = params.n_tokens, params.n_outputs
         for index, device, kind in plan.inputs:
+            here = self.allocator.buffer(plan.slots[index, device])
+            if kind == "token_ids" and before is not None:
+                chosen = before.compiled.plan  # its output begins with the best token
+                there = self.allocator.buffer(chosen.slot(chosen.graph.nodes[chosen.graph.outputs[0]]))
+                self.backends[device].copy(there, here, 4)
+                continue
             if kind == "token_ids":
                 data = np.array(tokens, np.int32)
             elif kind == "tail_ids":
                 data = np.arange(n - m, n, dtype=np.int32)
             else:
                 data = getattr(rows, kind)
-            if data.size:
-                self.backends[device].write(self.allocator.buffer(plan.slots[index, device]), data)
+            self.backends[device].write(here, data)
         for split, program in zip(plan.splits, compiled.programs, strict=True):
             for index in split.receives:
                 node = plan.graph.nodes[index]
@@ -252,7 +331,7 @@ class Engine:
         """A node's value, numpy shape (the logical shape reversed): a copy, unless it need not be kept."""
         backend = self.backends[node.device]
         raw = (backend.read if keep else backend.view)(self.allocator.buffer(plan.slot(node)), node.nbytes)
-        return raw.view(np.float32 if node.dtype == "f32" else np.int32).reshape(node.shape[::-1])
+        return _shaped(node, raw)
 
     def _compile(self, plan: Plan, split: Split) -> Program:
         device = split.device

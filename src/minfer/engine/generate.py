@@ -15,7 +15,7 @@ from minfer.text import StreamDecoder
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from minfer.engine.engine import F32, Engine
+    from minfer.engine.engine import Engine, Pass
     from minfer.engine.sampler import Token
     from minfer.text import Tokenizer
 
@@ -120,8 +120,9 @@ class Generation(Iterator[str]):
             self.finish_reason = "length"
             self._end()
             return
+        passes = self._passes()
         start = time.perf_counter()
-        scores = self._submit(self._prompt[self._cached :])()
+        scores = next(passes)()
         self._prefill_seconds = time.perf_counter() - start
         history = list(self._prompt)
         while True:
@@ -136,7 +137,7 @@ class Generation(Iterator[str]):
             end = self._ended()
             # A device that runs by itself has its next step before the text goes out.
             start = time.perf_counter()
-            step = self._submit([token.id]) if end is None and engine.runs_ahead else None
+            step = next(passes) if end is None and engine.runs_ahead else None
             self._decode_seconds += time.perf_counter() - start
             if text:
                 yield text
@@ -144,7 +145,7 @@ class Generation(Iterator[str]):
                 self.finish_reason = end
                 break
             start = time.perf_counter()
-            scores = (step or self._submit([token.id]))()
+            scores = (step or next(passes))()
             self._decode_seconds += time.perf_counter() - start
             self._n_decoded += 1
         if self._stops.found is None and (text := self._stops.push(decoder.finish()) + self._stops.finish()):
@@ -159,10 +160,18 @@ class Generation(Iterator[str]):
             return "length"
         return None if self._engine.cells.free else "context"
 
-    def _submit(self, tokens: Sequence[int]) -> Callable[[], Best | F32]:
-        """Run tokens: the best of the logits where they are all that sampling takes, else every one."""
-        k = self._sampler.n_best
-        return self._engine.submit(tokens, k if k is not None and self._engine.ranks(k) else None, keep=False)
+    def _passes(self) -> Iterator[Pass]:
+        """The pass of the prompt, then one for each token that joined `tokens`, called before the next is asked for:
+        of the best of the logits where they are all that sampling takes, else of every one."""
+        engine, prompt, k = self._engine, self._prompt[self._cached :], self._sampler.n_best
+        if k is not None and not engine.ranks(k):
+            k = None
+        if k is not None and self._sampler.sampling.temperature == 0:
+            yield from engine.greedy(prompt, k, self._n_predict)
+            return
+        yield engine.submit(prompt, k, keep=False)
+        while True:
+            yield engine.submit([self.tokens[-1].id], k, keep=False)
 
     def _end(self) -> None:
         if self._on_end is not None:

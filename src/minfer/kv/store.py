@@ -49,10 +49,11 @@ class CellStore:
                 "shorten the prompt or ask for a larger context (n_ctx)"
             )
 
-    def rows(self, n: int) -> Rows:
-        """The rows that the next `n` tokens take; nothing is taken until `commit`."""
-        self.require(n)
-        place = np.arange(len(self), len(self) + n, dtype=np.int32)
+    def rows(self, n: int, after: int = 0) -> Rows:
+        """The rows that the next `n` tokens take, `after` others under way; nothing is taken until `commit`."""
+        self.require(after + n)
+        first = len(self) + after
+        place = np.arange(first, first + n, dtype=np.int32)
         return Rows(place, place, _CAUSAL, 0)
 
     def commit(self, tokens: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from minfer import cases
@@ -16,24 +17,28 @@ if TYPE_CHECKING:
     from minfer.cases import Case
 
 
-def backend(case: Case, **options: object) -> GpuBackend:
-    return GpuBackend(SimulatorDevice(**options), case.kv_format)  # type: ignore[arg-type]
+def backend(case: Case, *, extra: Iterable[str] = (), **options: object) -> GpuBackend:
+    """A simulator; with the `extra` tiers and two cores, as a device that asks for them."""
+    device = SimulatorDevice(**options)  # type: ignore[arg-type]
+    if extra:
+        device.profile = dataclasses.replace(device.profile, extra=frozenset(extra), cores=2)
+    return GpuBackend(device, case.kv_format)
 
 
-def launches(case: Case) -> list[Launch]:
+def launches(case: Case, extra: Iterable[str] = ()) -> list[Launch]:
     """What the case would launch."""
-    opened = cases.Opened(case, backend(case))
+    opened = cases.Opened(case, backend(case, extra=extra))
     return [launch for listed in opened.launches() for launch in listed.launches]
 
 
-def variants(some: Iterable[Case]) -> list[Launch]:
+def variants(some: Iterable[Case], extra: Iterable[str] = ()) -> list[Launch]:
     """One launch for each kernel and set of constants, by family."""
-    return simulator.variants(launch for case in some for launch in launches(case))
+    return simulator.variants(launch for case in some for launch in launches(case, extra))
 
 
-def compile_all(some: Iterable[Case], mode: str = "fast") -> None:
+def compile_all(some: Iterable[Case], mode: str = "fast", extra: Iterable[str] = ()) -> None:
     """Compile every kernel that the cases need, in parts."""
-    simulator.prepare(variants(some), mode)
+    simulator.prepare(variants(some, extra), mode)
 
 
 def by_name(name: str) -> Case:

@@ -12,10 +12,11 @@ import pytest
 
 from minfer import cases
 from minfer.backends.gpu.devices import simulator
-from minfer.backends.gpu.kernels import FAMILIES, source
+from minfer.backends.gpu.kernels import FAMILIES
 from minfer.backends.gpu.lower import choose
 from minfer.backends.reference import ReferenceBackend
 from minfer.graph import ir
+from minfer.quants import FORMATS
 
 if TYPE_CHECKING:
     from minfer.cases import Case
@@ -26,7 +27,8 @@ PLAIN = simulator.SimulatorDevice().profile
 EVERY = replace(
     PLAIN,
     extra=frozenset(choose.EXTRA),
-    split_rows=64,
+    whole_rows=512,
+    split_rows=128,
     max_splits=choose.MAX_SPLITS,
     max_threadgroup_bytes=200_000,
     cores=200,
@@ -137,6 +139,30 @@ def test_checked(name: str) -> None:
     check(gpu_cases.by_name(name), "forward")
 
 
+@pytest.mark.parametrize("order", ["forward", "shuffled"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attn/f32/head64/n5",
+        "attn/gqa5_1/n1+600",
+        "attn/long/f16/head128",
+        "attn/long/q8_0/head256",
+        "attn/long/f32/map",
+        "attn/span/q8_0/sliding5",
+        "attn/map/f16/full",
+    ],
+)
+def test_checked_wide_attention(name: str, order: str) -> None:
+    """The kernels that a device like CUDA asks for: whole windows, parts, rows that are nobody's."""
+    case = gpu_cases.by_name(name)
+    gpu = gpu_cases.backend(case, check=True, order=order)
+    gpu.device.profile = EVERY
+    got = cases.run(case, gpu)
+    assert any(step.launch.family == "attention_wide" for step, _ in gpu.device.reports)
+    for g, w in zip(got, expected(case.name), strict=True):
+        assert cases.error(g, w) <= cases.BOUNDS[case.kind]
+
+
 @pytest.fixture(scope="module")
 def compiled_checked() -> None:
     gpu_cases.compile_all(CASES, "checked")
@@ -147,6 +173,47 @@ def compiled_checked() -> None:
 @pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
 def test_checked_all(case: Case) -> None:
     check(case, "backward")
+
+
+# --- products of one token as CUDA has them ------------------------------------------------------------------------
+
+#: Every weight type that has blocks, every epilogue, each edge of a slice and a pass.
+WIDE = [
+    case
+    for case in CASES
+    if case.name.startswith(("matmul_bias/", "matmul/wide/", "project/"))
+    and case.inputs[0].shape[1] == 1
+    and all(FORMATS[w.type].block_size > 1 for w in ir.weights_of(case.op) if len(w.shape) == 2)
+]
+WIDE_CHECKED = (
+    "matmul_bias/Q6_K",
+    "matmul/wide/Q4_0/5152",
+    "project/wide/qkv",
+    "project/norm_qkv/n1",
+    "project/swiglu/MXFP4/n1",
+)
+
+
+@pytest.fixture(scope="module")
+def compiled_wide() -> None:
+    gpu_cases.compile_all(WIDE, extra=["wide"])
+
+
+@pytest.mark.usefixtures("compiled_wide")
+@pytest.mark.parametrize("case", WIDE, ids=lambda case: case.name)
+def test_wide(case: Case) -> None:
+    gpu = gpu_cases.backend(case, extra=["wide"])
+    assert {v.kernel for some in cases.Opened(case, gpu).launches() for v in some.launches} == {"project_wide"}
+    got = cases.run(case, gpu_cases.backend(case, extra=["wide"]))
+    (want,) = expected(case.name)
+    assert cases.error(got[0], want) <= cases.BOUNDS["matmul"]
+
+
+@pytest.mark.parametrize("name", WIDE_CHECKED)
+def test_wide_checked(name: str) -> None:
+    case = next(case for case in WIDE if case.name.startswith(name))
+    (got,) = cases.run(case, gpu_cases.backend(case, extra=["wide"], check=True, order="shuffled"))
+    assert cases.error(got, expected(case.name)[0]) <= cases.BOUNDS["matmul"]
 
 
 # --- the list itself ---------------------------------------------------------------------------------------------
@@ -171,15 +238,30 @@ def test_cases_stand_on_both_sides_of_every_threshold() -> None:
     for edge in choose.HEAD_GROUPS:
         assert {edge, edge + 1} <= groups, f"{edge} query heads a KV head and one more"
     for profile in PROFILES:
-        for edge in (2 * profile.split_rows, profile.max_splits * profile.split_rows):
-            assert {edge - 1, edge} <= queries[0][1], f"a region of {edge} rows and one less"
+        for edge in (profile.whole_rows, profile.max_splits * profile.split_rows):
+            assert {edge, edge + 1} <= queries[0][1], f"{edge} rows and one more"
         for layout, tiled in choose.TILED_MIN_QUERIES.items():
             for n in (choose.SPLIT_MAX_QUERIES, choose.SPLIT_MAX_QUERIES + 1, tiled - 1, tiled):
-                assert max(queries[layout][n]) >= 2 * profile.split_rows, f"{n} queries over rows that are split"
-    ones = [case.op for case in CASES if case.inputs[0].shape[-1] == 1]
-    rows = {op.weight.shape[0] for op in ones if isinstance(op, ir.MatMul)}
-    chunk = int(source("project_wide").partition("#define CHUNK ")[2].split()[0])  # inputs that it takes at a time
-    assert {chunk, chunk + 32, 2 * chunk, 2 * chunk + 32} <= rows
+                assert max(queries[layout][n]) > profile.whole_rows, f"{n} queries over rows that are split"
+
+
+@pytest.mark.parametrize("threadgroup_bytes", [PLAIN.max_threadgroup_bytes, EVERY.max_threadgroup_bytes])
+@pytest.mark.parametrize(("type_", "slice_"), [("Q4_0", 1024), ("Q4_K", 2048)])
+def test_wide_cases_fill_a_slice_and_a_pass(type_: str, slice_: int, threadgroup_bytes: int) -> None:
+    """And have a block more than each."""
+    taken: dict[int, tuple[int, int]] = {}  # by inputs: simdgroups a row, passes
+    for case in CASES:
+        if isinstance(case.op, ir.MatMul) and case.op.weight.type == type_ and case.inputs[0].shape[1] == 1:
+            gpu = gpu_cases.backend(case, extra=["wide"])
+            gpu.device.profile = replace(gpu.device.profile, max_threadgroup_bytes=threadgroup_bytes)
+            (listed,) = cases.Opened(case, gpu).launches()
+            constants = dict(listed.launches[0].constants)
+            taken[case.op.weight.shape[0]] = int(constants["across"]), int(constants["passes"])
+    block = FORMATS[type_].block_size
+    assert (taken[slice_], taken[slice_ + block]) == ((1, 1), (2, 1))
+    full = max(n for n, (_, passes) in taken.items() if passes == 1)
+    assert taken[full][0] * slice_ == full
+    assert taken[full + block][1] == 2
 
 
 def test_the_list_runs_every_kernel() -> None:

@@ -225,11 +225,27 @@ def test_tiers_can_be_switched_off() -> None:
 
 def test_attention_by_shape() -> None:
     assert [choose.head_group(n) for n in (1, 2, 3, 4, 5, 8, 9, 16)] == [1, 2, 4, 4, 8, 8, 8, 8]
-    assert [choose.splits(PROFILE, 1, n) for n in (1, 256, 511, 512, 4096, 100_000)] == [1, 1, 1, 2, 16, 16]
+    assert choose.head_group(7, alone=True) == 1
+    assert [choose.splits(PROFILE, 1, n) for n in (1, 256, 257, 512, 513, 4096, 100_000)] == [1, 1, 2, 2, 3, 16, 16]
     assert [choose.splits(PROFILE, n, 4096) for n in (8, 9)] == [16, 1]
     assert [choose.tiled(PROFILE, n, 0) for n in (8, 9)] == [False, True]
     assert [choose.tiled(PROFILE, n, 2) for n in (9, 32, 33)] == [False, False, True]
     assert not choose.tiled(PROFILE, 1000, 8)
+    assert not choose.attention_mma(PROFILE, 1000, 0)
+    rows = (1, 256, 257, 512, 513, 900, 1024, 5000)
+    assert [choose.bucket(PROFILE, 1, n, 1000) for n in rows] == [256, 256, 512, 512, 1000, 1000, 1000, 1000]
+    assert choose.bucket(PROFILE, 9, 1, 1000) == 1000  # its attention is not split: one program
+    assert choose.bucket(PROFILE, 1, 1, 100) == 100
+
+
+def test_attention_by_tensor_cores_takes_the_tiles() -> None:
+    own = dataclasses.replace(PROFILE, extra=frozenset(choose.EXTRA), cores=132)
+    assert [choose.attention_mma(own, n, 0) for n in (8, 9)] == [False, True]
+    assert [choose.attention_mma(own, n, 2) for n in (9, 32, 33)] == [False, False, True]
+    assert not choose.attention_mma(own, 1000, 8)
+    assert not choose.attention_mma(dataclasses.replace(own, off=frozenset({"mma"})), 1000, 0)
+    assert [choose.sharing(own, 128, n) for n in (1, 132, 133)] == [2, 2, 1]
+    assert [choose.sharing(own, d, 1) for d in (8, 128, 136, 256)] == [2, 2, 1, 1]
 
 
 # --- golden launch plans -----------------------------------------------------------------------------------------

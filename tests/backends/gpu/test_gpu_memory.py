@@ -98,7 +98,7 @@ def test_closing_ends_a_recording() -> None:
         engine.prefill([token])
     (program,) = engine.cache.get(engine.params(1)).programs
     assert isinstance(program, GpuProgram)
-    recording = program._recording
+    (recording,) = program._recordings.values()
     assert recording is not None
     recording.run()
     engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -174,6 +175,21 @@ def test_the_parts_of_a_split_window_are_charged(discrete: type[_Discrete], monk
     monkeypatch.setattr(discrete, "free", 1000)
     with pytest.raises(DeviceMemoryError, match=f"scratch {charged:,}"):
         open_engine(TINY / "qwen3.gguf", device=GPU, n_ctx=1024)
+
+
+def test_inputs_as_halves_are_charged(discrete: type[_Discrete], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discrete, "free", -1)
+    engine = open_engine(TINY / "qwen3.gguf", device=GPU, n_ctx=1024)
+    backend = engine.backends[GPU]
+    assert isinstance(backend, GpuBackend)
+    profile = dataclasses.replace(backend.device.profile, extra=frozenset(["mma"]))
+    monkeypatch.setattr(backend.device, "profile", profile)
+    parts = backend.scratch_bytes(engine.plan(8), 1024)
+    charged = backend.scratch_bytes(engine.plan(40), 1024)
+    plan = engine.plan(40)
+    taken = sum(sum(backend.lower(plan, split)[0].scratch.values()) for split in plan.splits)
+    widest = -(-max(w.shape[0] for node in plan.graph for w in node.weights if len(w.shape) == 2) // 64) * 64
+    assert charged - parts == taken == 2 * widest * 48 + 4 * 40  # 40 tokens are three times 16
 
 
 @pytest.mark.parametrize("wrong", [-1, 4, "many"])

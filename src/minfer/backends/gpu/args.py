@@ -74,7 +74,8 @@ HEADS = _declare(
 )
 ATTN = _declare(
     "attn_args",
-    "uint n_head, uint n_kv_head, uint n_queries, uint row_bytes, uint sliding, float scale, float softcap",
+    "uint n_head, uint n_kv_head, uint n_queries, uint n_splits, uint row_bytes, uint sliding, float scale, "
+    "float softcap",
 )
 
 STRUCTS = {s.name: s for s in (PROJECT, EMBED, COPY, MOVE, ELEMENTWISE, NORM, TOP, HEADS, ATTN)}

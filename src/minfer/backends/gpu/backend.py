@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from minfer.backends.base import Backend, Bytes, Check, KvRegion, LaunchTime, Tensors
 from minfer.backends.gpu.devices.base import Bound, Step
-from minfer.backends.gpu.inputs import RowCheck, row_checks
+from minfer.backends.gpu.inputs import RowCheck, Windows, row_checks, windows
 from minfer.backends.gpu.launch import Launch, LaunchList, Ref, barriers, prove_ordered
 from minfer.backends.gpu.lower import Context, Region, choose, lower, unsupported
 from minfer.backends.gpu.lower.attention import parts_bytes
+from minfer.backends.gpu.lower.project import rounded_bytes
 from minfer.backends.gpu.lower.simple import move_rows
 from minfer.backends.gpu.weights import register
 from minfer.errors import NumericsError, RequestError
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 
 #: Largest `cases.error` of a product whose inputs are rounded to halves: 11 bits, so each is off by up to 1/2048 of
-#: itself; the largest of some thousand sums, a gated one among them, stays below ten times that.
+#: itself; the largest of some thousand sums, a gated one among them, stays below ten times that. So it is in attention
+#: by tensor cores, where queries, weights and (to tf32, 11 bits as well) keys and values are rounded.
 HALF_BOUND = 5e-3
 
 
@@ -58,6 +60,7 @@ class GpuBackend(Backend):
         self.name = name or device.profile.name
         self.caveat = device.caveat
         self.runs_ahead = device.runs_ahead
+        self.chains = device.chains
         self.kv_format = parse_kv_format(kv_format)
         self.regions: dict[int, KvRegion] = {}
         self.lowered = 0
@@ -70,10 +73,12 @@ class GpuBackend(Backend):
         return unsupported(node, self.device.profile, self.kv_format.name)
 
     def bound(self, node: Node, kind: str, f32: float) -> float:
-        op = node.op
+        op, profile = node.op, self.device.profile
+        if isinstance(op, ir.Attn):  # a node does not know its window: causal ones are tiled first
+            return HALF_BOUND if choose.attention_mma(profile, node.shape[1], 0) else f32
         if not isinstance(op, (ir.MatMul, ir.Project)):
             return f32
-        kernel = choose.product(self.device.profile, node.n_elements // node.shape[0]).kernel
+        kernel = choose.product(profile, node.n_elements // node.shape[0]).kernel
         return HALF_BOUND if kernel == "gemm_mma" else f32
 
     def facts(self) -> dict[str, str]:
@@ -100,6 +105,10 @@ class GpuBackend(Backend):
         self.device.synchronize()
         return np.frombuffer(self.device.read(buffer.handle, 0, nbytes), np.uint8).copy()
 
+    def fetch(self, buffer: Memory, nbytes: int) -> Callable[[], Bytes]:
+        fetched = self.device.fetch(buffer.handle, 0, nbytes)
+        return lambda: np.frombuffer(fetched(), np.uint8)
+
     def copy(self, source: Memory, target: Memory, nbytes: int) -> None:
         self.device.copy(source.handle, 0, target.handle, 0, nbytes)
         target.host, target.computed = None, True
@@ -122,11 +131,22 @@ class GpuBackend(Backend):
         return math.prod(weight.shape[1:]) * FORMATS[weight.type].row_bytes(weight.shape[0])
 
     def scratch_bytes(self, plan: Plan, n_cells: int) -> int:
-        n = min(plan.params.n_tokens, choose.SPLIT_MAX_QUERIES)
-        n_splits = choose.splits(self.device.profile, n, n_cells)
-        ops = [node.op for node in plan.graph if node.device == self.name]
-        each = [parts_bytes(op, n, n_splits) for op in ops if isinstance(op, ir.Attn)]
-        return max(each, default=0)  # layers share it
+        n = plan.params.n_tokens
+        few = min(n, choose.SPLIT_MAX_QUERIES)
+        n_splits = choose.splits(self.device.profile, few, n_cells)
+        parts = halves = 0  # layers share them
+        for node in plan.graph:
+            op = node.op
+            if node.device != self.name:
+                continue
+            if isinstance(op, ir.Attn):
+                parts = max(parts, parts_bytes(op, few, n_splits))
+            elif isinstance(op, (ir.MatMul, ir.Project)):
+                x = plan.graph.nodes[node.inputs[0]]
+                tokens = x.n_elements // x.shape[0]
+                if choose.product(self.device.profile, tokens).tier == "mma":
+                    halves = max(halves, sum(rounded_bytes(x.shape[0], tokens)))
+        return parts + halves
 
     def copy_rows(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """One launch a move and side, on the device; a move may overlap itself in either direction."""
@@ -149,13 +169,15 @@ class GpuBackend(Backend):
 
     # --- programs ------------------------------------------------------------------------------------------------
 
-    def lower(self, plan: Plan, split: Split) -> tuple[Context, list[Launch]]:
-        """The launches of a split; takes no memory."""
-        shapes = {i: Region(r.n_cells, r.n_values, r.row_bytes) for i, r in self.regions.items()}
-        context = Context(plan, self.name, self.device.profile, shapes, self._values)
+    def lower(self, plan: Plan, split: Split, rows: int | None = None) -> tuple[Context, list[Launch]]:
+        """The launches of a split, for windows of up to `rows` rows where that is known; takes no memory."""
+        context = Context(plan, self.name, self.device.profile, self._shapes(), self._values, rows)
         launches = lower(context, split)
         self.lowered += 1
         return context, launches
+
+    def _shapes(self) -> dict[int, Region]:
+        return {i: Region(r.n_cells, r.n_values, r.row_bytes) for i, r in self.regions.items()}
 
     def launches(self, plan: Plan, split: Split) -> LaunchList:
         return LaunchList(tuple(self.lower(plan, split)[1]))
@@ -173,17 +195,25 @@ class GpuBackend(Backend):
         ]
 
     def compile(self, plan: Plan, split: Split, buffers: Callable[[int], Memory]) -> GpuProgram:
-        context, launches = self.lower(plan, split)
-        for name, values in context.tables.items():
-            if name not in self._tables:
-                table = self._tables[name] = self.allocate(values.nbytes, f"table {name}")
-                self.device.write(table.handle, 0, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-        for name, nbytes in context.scratch.items():
-            if name not in self._scratch or self._scratch[name].nbytes < nbytes:
-                self._scratch[name] = self.allocate(nbytes, f"scratch {name}")
+        n, n_cells = plan.params.n_tokens, max((region.n_cells for region in self.regions.values()), default=0)
         pool = {slot.buffer: buffers(index) for (index, device), slot in plan.slots.items() if device == self.name}
-        checks = row_checks(plan, split, shapes=context.regions, buffers=buffers)
-        return GpuProgram(self, self._steps(launches, pool), checks)
+
+        def bucket(rows: int) -> int:
+            return choose.bucket(self.device.profile, n, rows, n_cells)
+
+        def steps(rows: int) -> tuple[Step, ...]:
+            context, launches = self.lower(plan, split, rows or None)
+            for name, values in context.tables.items():
+                if name not in self._tables:
+                    table = self._tables[name] = self.allocate(values.nbytes, f"table {name}")
+                    self.device.write(table.handle, 0, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+            for name, nbytes in context.scratch.items():
+                if name not in self._scratch or self._scratch[name].nbytes < nbytes:
+                    self._scratch[name] = self.allocate(nbytes, f"scratch {name}")
+            return self._steps(launches, pool)
+
+        checks = row_checks(plan, split, shapes=self._shapes(), buffers=buffers)
+        return GpuProgram(self, steps, bucket, windows(plan, split, buffers), checks)
 
     def _steps(self, launches: Sequence[Launch], pool: Mapping[int, Memory]) -> tuple[Step, ...]:
         """Launches with their buffers and barriers; `pool` holds the allocator's buffers by number."""
@@ -229,38 +259,64 @@ class GpuBackend(Backend):
 
 
 class GpuProgram:
-    """The launches of a split with their buffers. Encoded directly the first time, recorded on the second run."""
+    """A split with its buffers: launches for each context bucket that was met, encoded directly the first time and
+    recorded on the second run.
 
-    def __init__(self, backend: GpuBackend, steps: tuple[Step, ...], checks: tuple[RowCheck, ...]) -> None:
+    `bucket` rounds up the rows that a window may have, `lower` makes launches for so many.
+    """
+
+    def __init__(
+        self,
+        backend: GpuBackend,
+        lower: Callable[[int], tuple[Step, ...]],
+        bucket: Callable[[int], int],
+        windows: Windows,
+        checks: tuple[RowCheck, ...],
+    ) -> None:
         self.backend = backend
         self.device = backend.device
-        self.steps = steps
         self.checks = checks
-        self._ran = False
-        self._recording: Recording | None = None
+        self._lower = lower
+        self._bucket = bucket
+        self._windows = windows
+        most = bucket(choose.MANY)
+        self._lists = {most: lower(most)}  # the most scratch memory, and what cannot be lowered, are known at once
+        self._recordings: dict[int, Recording | None] = {}
+        self._rows = most
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The launches of the last run."""
+        return self._lists[self._rows]
 
     def run(self) -> None:
         if (profile := self.backend.profile) is None:
-            self._check()
+            self._prepare()
             self._submit()
             return
         name = self.backend.name
         with profile.measure(f"{name}: row checks"):
-            self._check()
-        with profile.measure(f"{name}: {'replay' if self._recording else 'encode'}"):
+            self._prepare()
+        with profile.measure(f"{name}: {'replay' if self._recordings.get(self._rows) else 'encode'}"):
             self._submit()
         with profile.measure(f"{name}: wait"):
             self.device.synchronize()
 
-    def _check(self) -> None:
+    def _prepare(self) -> None:
         for check in self.checks:
             check()
+        self._rows = self._bucket(self._windows.rows(choose.MANY))
+        if self._rows not in self._lists:
+            self._lists[self._rows] = self._lower(self._rows)
+            # Kernels of the longest windows too: growing into them is not to wait for a compiler.
+            self.device.prepare([step.launch for steps in self._lists.values() for step in steps])
 
     def _submit(self) -> None:
-        if not self._ran:
+        if self._rows not in self._recordings:
             self.device.encode(self.steps)
-            self._ran = True
+            self._recordings[self._rows] = None
             return
-        if self._recording is None:
-            self._recording = self.device.record(self.steps)
-        self._recording.run()
+        recording = self._recordings[self._rows]
+        if recording is None:
+            recording = self._recordings[self._rows] = self.device.record(self.steps)
+        recording.run()

@@ -69,6 +69,37 @@ def row_checks(
     return tuple(found.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The inputs that say how many rows the queries of a program read."""
+
+    buffers: tuple[tuple[Any, Any], ...]  # positions and window of each attention, as far as they differ
+
+    def rows(self, most: int) -> int:
+        """The most rows in a query's window; `most` where the host did not write all of them, or nothing is read."""
+        found = 1
+        for positions, window in self.buffers:
+            if positions.host is None or window.host is None:
+                return most
+            found = max(found, _longest(positions.host, window.host))
+        return found if self.buffers else most
+
+
+def windows(plan: Plan, split: Split, buffers: Callable[[int], Any]) -> Windows:
+    inputs = {(node.inputs[1], node.inputs[2]) for node in split.nodes if isinstance(node.op, ir.Attn)}
+    return Windows(tuple((buffers(positions), buffers(window)) for positions, window in sorted(inputs)))
+
+
+def _longest(positions: I32, window: I32) -> int:
+    n = len(positions)
+    if not len(window):
+        return int(positions.max(initial=0)) + 1
+    if len(window) == 2 * n:
+        spans = window.reshape(-1, 2)
+        return int((spans[:, 1] - spans[:, 0]).max(initial=1))
+    return int(window.reshape(n, -1, 2)[:, :, 1].sum(axis=1).max(initial=1))
+
+
 def _ids(n: int, what: str) -> Callable[[str, I32], None]:
     def test(node: str, ids: I32) -> None:
         if len(ids) and not (ids.min() >= 0 and ids.max() < n):

@@ -429,9 +429,17 @@ MSL_FN metal::vec<float, 4> bytes(uint q) {
                                 __uint_as_float(__byte_perm(q, one, 0x7442)), __uint_as_float(__byte_perm(q, one, 0x7443)));
 }
 MSL_FN int dot_bytes(uint a, uint b, int sum) { return __dp4a(int(a), int(b), sum); }
+MSL_FN uint funnel(uint low, uint high, uint by) { return __funnelshift_rc(low, high, by); }
+MSL_FN uint permute(uint a, uint b, uint which) { return __byte_perm(a, b, which); }
+// Asynchronous copies to shared memory, in groups that end in order.
+MSL_FN void copy16(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+MSL_FN void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <uint LEFT> MSL_FN void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 // For kernels that ask for the tensor cores by name; the lanes' shares are those of PTX's mma.m16n8k8 for tf32.
 MSL_FN void mma_tf32(metal::vec<float, 4> &d, metal::vec<float, 4> a, metal::vec<float, 2> b) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
                  : "r"(__float_as_uint(a.x)), "r"(__float_as_uint(a.y)), "r"(__float_as_uint(a.z)), "r"(__float_as_uint(a.w)),
                    "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
@@ -452,6 +460,16 @@ MSL_FN uint minus_halves(uint a, uint b) {  // two halves in a word
     uint d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
+}
+MSL_FN uint pack_halves(float low, float high) {
+    uint both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+MSL_FN float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 // Copies of n bytes, filled up with zeros, into shared memory while the kernel goes on; groups of them end in order.
 MSL_FN void copy16(void *to, const void *from, uint n) {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from minfer.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from minfer.backends.base import Check
     from minfer.backends.gpu.launch import Launch
@@ -50,6 +50,7 @@ class Device(ABC):
 
     profile: Profile
     runs_ahead: bool = False  # what was submitted runs while the host does something else
+    chains: bool = False  # `fetch` waits for no work after it
     caveat: str = ""  # what a speed measured here does not say
 
     @abstractmethod
@@ -65,6 +66,12 @@ class Device(ABC):
 
     @abstractmethod
     def read(self, buffer: Any, offset: int, nbytes: int) -> bytes: ...
+
+    def fetch(self, buffer: Any, offset: int, nbytes: int) -> Callable[[], bytes]:
+        """The bytes as they are after all work submitted so far, to be called for."""
+        self.synchronize()
+        data = self.read(buffer, offset, nbytes)
+        return lambda: data
 
     @abstractmethod
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, nbytes: int) -> None:

@@ -3,10 +3,11 @@
 #include "window.h"
 
 #define MAX_SPLITS 128  // as in lower/choose.py
+#define COMBINERS 256   // threads of the combination
 
 // One threadgroup (one simdgroup) has G query heads of one KV head, one query and one split of its rows.
 // Grid: x, KV heads times groups of G heads; y, queries; z, splits. It owns its heads' outputs: y (n_head * head_dim, n)
-// when there is one split, else a part (head_dim values, then max and sum) in `parts` (n_splits, n_head, n).
+// when there is one split, else a part in `parts`: head_dim values, a maximum and a sum (window.h says where).
 // Rows go in blocks of 32. Scores: a lane has a row and reads its key once for all G heads. Values: 8 consecutive values
 // a lane; head_dim / 8 lanes read a row, the others the next rows. Sums are f32: a row's dot product in order of its
 // values; the values' sums over the rows of a lane in order, then over the lanes that share them in order.
@@ -26,7 +27,7 @@ kernel void attention(constant attn_args & a [[buffer(0)]], device const float *
     simdgroup_barrier(mem_flags::mem_threadgroup);
 
     const window_rows w = rows_of(positions, window, query, a.sliding);
-    const int blocks = (w.last - w.first + 31) / 32, per_split = (blocks + int(n_splits) - 1) / int(n_splits);
+    const int blocks = (w.last - w.first + 31) / 32, per_split = (blocks + int(a.n_splits) - 1) / int(a.n_splits);
     const int first = w.first + 32 * per_split * int(tg.z), last = min(w.last, first + 32 * per_split);
 
     float top[G], total[G];
@@ -96,10 +97,9 @@ kernel void attention(constant attn_args & a [[buffer(0)]], device const float *
             float s = 0;
             for (uint k = 0; k < sharing; k++) s += queries[k * head_dim + i];
             if (is_whole) y[(ulong(query) * a.n_head + head) * head_dim + i] = total[g] == 0 ? 0.0f : s / total[g];
-            if (is_split) parts[((ulong(query) * a.n_head + head) * n_splits + tg.z) * (head_dim + 2) + i] = s;
+            if (is_split) parts[part_of(a, query, head, tg.z) * head_dim + i] = s;
         }
-        if (is_split && lane < 2)
-            parts[((ulong(query) * a.n_head + head) * n_splits + tg.z) * (head_dim + 2) + head_dim + lane] = lane == 0 ? top[g] : total[g];
+        if (is_split && lane < 2) parts[pairs_from(a) + 2 * part_of(a, query, head, tg.z) + lane] = lane == 0 ? top[g] : total[g];
     }
 }
 typedef decltype(attention<1>) attention_t;
@@ -108,29 +108,48 @@ template [[host_name("attention_g2")]] kernel attention_t attention<2>;
 template [[host_name("attention_g4")]] kernel attention_t attention<4>;
 template [[host_name("attention_g8")]] kernel attention_t attention<8>;
 
-// y (head_dim, n_head, n) from parts (head_dim + 2, n_splits, n_head, n). Grid: x, heads; y, queries. 32 threads.
-// Splits without rows have a sum of 0 and count nothing; a query without rows gives zeros. A NaN is kept: it is no 0.
+// y (head_dim, n_head, n) from parts (see window.h). Grid: x, heads; y, queries. 256 threads.
+// A thread has four values and every runs-th split, in order; then the runs are added in order. Splits without rows have a
+// sum of 0 and count nothing: what they left is not read. A query without rows gives zeros. A NaN is kept: it is no 0.
 kernel void attention_combine(constant attn_args & a [[buffer(0)]], device const float * parts [[buffer(1)]],
                               device float * y [[buffer(2)]], uint2 tg [[threadgroup_position_in_grid]],
-                              uint lane [[thread_index_in_simdgroup]]) {
+                              uint tid [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                              uint sg [[simdgroup_index_in_threadgroup]]) {
     threadgroup float weights[MAX_SPLITS];  // of each split: exp(its max - the max), 0 where it has no rows
-    const uint size = head_dim + 2;
-    const ulong head = ulong(tg.y) * a.n_head + tg.x;
-    device const float * own = parts + head * n_splits * size;
-    float top = -INFINITY, total = 0;
-    for (uint s = lane; s < n_splits; s += SIMD) top = max(top, own[s * size + head_dim]);
+    threadgroup float4 sums[COMBINERS];
+    const ulong part = part_of(a, tg.y, tg.x, 0);
+    device const float * pairs = parts + pairs_from(a) + 2 * part;
+    float tops[MAX_SPLITS / SIMD], totals[MAX_SPLITS / SIMD], top = -INFINITY, total = 0;
+    for (uint i = 0; i < MAX_SPLITS / SIMD; i++) {  // every simdgroup for itself
+        const uint s = lane + SIMD * i;
+        tops[i] = s < a.n_splits ? pairs[2 * s] : -INFINITY;
+        totals[i] = s < a.n_splits ? pairs[2 * s + 1] : 0.0f;
+        top = max(top, tops[i]);
+    }
     top = simd_max(top);
-    for (uint s = lane; s < n_splits; s += SIMD) {
-        const float sum = own[s * size + head_dim + 1], weight = sum != 0 ? exp(own[s * size + head_dim] - top) : 0.0f;
-        if (sum != 0) total += sum * weight;
-        weights[s] = weight;
+    for (uint i = 0; i < MAX_SPLITS / SIMD; i++) {
+        const float weight = totals[i] != 0 ? exp(tops[i] - top) : 0.0f;
+        if (totals[i] != 0) total += totals[i] * weight;
+        if (sg == 0) weights[lane + SIMD * i] = weight;
     }
     total = simd_sum(total);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = lane; i < head_dim; i += SIMD) {
-        float sum = 0;
-        for (uint s = 0; s < n_splits; s++)
-            if (weights[s] != 0) sum = fma(own[s * size + i], weights[s], sum);
-        y[head * head_dim + i] = total == 0 ? 0.0f : sum / total;
-    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint units = head_dim / 4, runs = COMBINERS / units, unit = tid % units, run = tid / units;
+    float4 sum = float4(0.0f);
+    if (run < runs)
+        for (uint first = run; first < a.n_splits; first += 4 * runs) {
+            float4 values[4];
+            float scales[4];
+            for (uint i = 0; i < 4; i++) {
+                const uint s = first + i * runs;
+                scales[i] = s < a.n_splits ? weights[s] : 0.0f;
+                values[i] = scales[i] != 0 ? load4(parts + (part + s) * head_dim + 4 * unit) : float4(0.0f);
+            }
+            for (uint i = 0; i < 4; i++) sum = fma(values[i], float4(scales[i]), sum);
+        }
+    sums[tid] = sum;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (tid >= units) return;
+    for (uint r = 1; r < runs; r++) sum += sums[tid + r * units];
+    for (uint i = 0; i < 4; i++) y[(ulong(tg.y) * a.n_head + tg.x) * head_dim + 4 * tid + i] = total == 0 ? 0.0f : sum[i] / total;
 }

@@ -22,22 +22,42 @@ inline void norm_head(threadgroup float * h, device const float * gain, float ep
     simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// Rotate by position. table (2, rotary / 2): the turns a position as a sum of two floats, high and low, so that the
-// angle keeps its fraction of a turn at any position below 2^24; `magnitude` multiplies the result (YaRN).
-// A lane owns pairs of values: (2i, 2i + 1), or (i, i + rotary / 2) in neox style.
-inline void rope_head(threadgroup float * h, device const float * table, int position, float magnitude, uint lane) {
+// Cosine and sine of the angles by which a lane's pairs i = lane, lane + 32, ... turn.
+struct rotation { float c[4], s[4]; };
+
+// table (2, rotary / 2): the turns a position as a sum of two floats, high and low, so that the angle keeps its fraction of
+// a turn at any position below 2^24; `magnitude` multiplies the result (YaRN).
+inline rotation rotation_at(device const float * table, int position, float magnitude, uint lane) {
+    rotation r;
     const float p = float(position);
-    for (uint i = lane; i < rotary / 2; i += SIMD) {
+    for (uint j = 0; j < 4; j++) {
+        const uint i = lane + SIMD * j;
+        r.c[j] = r.s[j] = 0;
+        if (i >= rotary / 2) continue;
         const float high = table[2 * i], low = table[2 * i + 1];
         const float turns = p * high, rest = fma(p, high, -turns);
         const float angle = ((turns - floor(turns)) + fma(p, low, rest)) * 6.283185307179586f;
-        const float c = precise::cos(angle) * magnitude, s = precise::sin(angle) * magnitude;
-        const uint first = is_neox ? i : 2 * i, second = is_neox ? i + rotary / 2 : 2 * i + 1;
+        r.c[j] = precise::cos(angle) * magnitude;
+        r.s[j] = precise::sin(angle) * magnitude;
+    }
+    return r;
+}
+
+// Pairs are (2i, 2i + 1), or (i, i + rotary / 2) in neox style.
+inline void rope_head(threadgroup float * h, rotation r, uint lane) {
+    for (uint j = 0; j < 4; j++) {
+        const uint i = lane + SIMD * j, first = is_neox ? i : 2 * i, second = is_neox ? i + rotary / 2 : 2 * i + 1;
+        if (i >= rotary / 2) continue;
         const float a = h[first], b = h[second];
-        h[first] = a * c - b * s;
-        h[second] = a * s + b * c;
+        h[first] = a * r.c[j] - b * r.s[j];
+        h[second] = a * r.s[j] + b * r.c[j];
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Asks for the values of a head.
+inline void prefetch_head(device const float * values, uint lane) {
+    if (32 * lane < head_dim) prefetch((device const uchar *)(values + 32 * lane));
 }
 
 inline void write_head(device float * y, threadgroup const float * h, uint lane) {
@@ -61,7 +81,7 @@ kernel void rope(constant heads_args & a [[buffer(0)]], device const float * x [
     threadgroup float h[256];
     const ulong at = ulong(tg.y) * a.width + tg.x * head_dim;
     read_head(h, x + at, lane);
-    rope_head(h, table, positions[tg.y], a.magnitude, lane);
+    rope_head(h, rotation_at(table, positions[tg.y], a.magnitude, lane), lane);
     write_head(y + at, h, lane);
 }
 
@@ -94,6 +114,13 @@ kernel void head_rope_store(constant heads_args & a [[buffer(0)]], device const 
     const uint part = head < a.n_head ? 0 : head < a.n_head + a.n_kv_head ? 1 : 2;
     const uint width = (a.n_head + 2 * a.n_kv_head) * head_dim, own = (part == 0 ? head : kv) * head_dim;
     device const float * x = qkv + ulong(tg.y) * width + head * head_dim;
+    // What no launch writes is asked for, or worked out, while those before still run: inputs, weights, tables.
+    if (has_bias) prefetch_head((part == 0 ? q_bias : part == 1 ? k_bias : v_bias) + own, lane);
+    if (has_q_norm && part == 0) prefetch_head(q_gain, lane);
+    if (has_k_norm && part == 1) prefetch_head(k_gain, lane);
+    const rotation turn = rotation_at(table, positions[tg.y], a.magnitude, lane);
+    const ulong cell = uint(cells[tg.y]);
+    wait_for_those_before();
     if (has_bias) {
         for (uint i = lane; i < head_dim; i += SIMD)
             h[i] = x[i] + (part == 0 ? q_bias[own + i] : part == 1 ? k_bias[own + i] : v_bias[own + i]);
@@ -104,12 +131,12 @@ kernel void head_rope_store(constant heads_args & a [[buffer(0)]], device const 
     // `part` is one for the whole simdgroup: its collectives are reached together.
     if (has_q_norm && part == 0) norm_head(h, q_gain, a.q_eps, lane);
     if (has_k_norm && part == 1) norm_head(h, k_gain, a.k_eps, lane);
-    if (part < 2) rope_head(h, table, positions[tg.y], a.magnitude, lane);
+    if (part < 2) rope_head(h, turn, lane);
     if (part == 0) {
         write_head(y + ulong(tg.y) * a.n_head * head_dim + own, h, lane);
         return;
     }
-    device uchar * row = (part == 1 ? k_rows : v_rows) + ulong(uint(cells[tg.y])) * a.row_bytes;
+    device uchar * row = (part == 1 ? k_rows : v_rows) + cell * a.row_bytes;
     for (uint i = 0; i < head_dim; i += 32) {
         // The row's blocks of 32 need not start where a head does; in f32 and f16 a value goes to its own place.
         const float value = i + lane < head_dim ? h[i + lane] : 0.0f;

@@ -1,11 +1,17 @@
 // The tensor cores' products, as NVIDIA's `mma` has them, and copies into threadgroup memory that go on beside them.
 // Elsewhere the same by plain instructions, so that a kernel made for them is checked where there is no tensor core.
 // With g = lane / 4 and t = lane % 4, a lane has of d (16, 8): (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
-// https://docs.nvidia.com/cuda/parallel-thread-execution, mma.m16n8k16; cp.async
+// https://docs.nvidia.com/cuda/parallel-thread-execution, mma.m16n8k16, mma.m16n8k8; cp.async
 #pragma once
 #include "common.h"
 
+// Round to tf32, 10 bits of fraction: Dekker's split, doi:10.1007/BF01397083. An infinity becomes NaN.
+inline float to_tf32(float x) {
+    const float big = x * 8193.0f;
+    return big - (big - x);
+}
 #ifdef MINFER_CUDA
+inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint) { msl_cuda::mma_tf32(d, a, b); }
 inline void mma_16x8x16(thread float4 & d, uint4 a, uint2 b, uint) { msl_cuda::mma_f16(d, a, b); }
 inline float4 product_16x8x16(uint4 a, uint2 b, uint) { return msl_cuda::product_f16(a, b); }
 inline void copy16(threadgroup uchar * to, device const uchar * from, uint n) { msl_cuda::copy16(to, from, n); }
@@ -16,7 +22,19 @@ inline void wait_for_copies(bool but_the_last) {
     else msl_cuda::wait_for_copies<0>();
 }
 inline uint minus_halves(uint a, uint b) { return msl_cuda::minus_halves(a, b); }
+inline uint pack_halves(float low, float high) { return msl_cuda::pack_halves(low, high); }
+inline float power_of_two(float x) { return msl_cuda::power_of_two(x); }  // off by up to 2^-22 of itself, 0 below 2^-126
 #else
+// d (16, 8) += a (16, 8) * b (8, 8) of tf32: a: (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b: (t, g), (t + 4, g).
+inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint lane) {
+    const ushort g = ushort(lane / 4), t = ushort(lane & 3);
+    for (ushort k = 0; k < 8; k++) {
+        const ushort from = ushort(4 * g + (k & 3)), left = ushort(8 * t + (k & 3)), right = ushort(left + 4);
+        const float low = simd_shuffle(k < 4 ? a.x : a.z, from), high = simd_shuffle(k < 4 ? a.y : a.w, from);
+        const float p = simd_shuffle(k < 4 ? b.x : b.y, left), q = simd_shuffle(k < 4 ? b.x : b.y, right);
+        d = fma(float4(low, low, high, high), float4(p, q, p, q), d);
+    }
+}
 // d (16, 8) += a (16, 16) * b (16, 8). A word is two halves, the lower first: a: (g, 2t), (g + 8, 2t), (g, 2t + 8),
 // (g + 8, 2t + 8) and the next of each; b: (2t, g), (2t + 8, g) and the next of each. Reached by the whole simdgroup.
 inline void mma_16x8x16(thread float4 & d, uint4 a, uint2 b, uint lane) {
@@ -46,6 +64,8 @@ inline void copy4(threadgroup uchar * to, device const uchar * from, uint n) { c
 inline void end_copies() {}
 inline void wait_for_copies(bool) {}
 inline uint minus_halves(uint a, uint b) { return as_type<uint>(as_type<half2>(a) - as_type<half2>(b)); }
+inline uint pack_halves(float low, float high) { return as_type<uint>(half2(half(low), half(high))); }
+inline float power_of_two(float x) { return exp2(x); }
 #endif
 // The four bytes of a word as halves, less `offset`: bytes 0 and 2, bytes 1 and 3. A byte in the fraction of 2^10 is added.
 inline uint2 byte_halves(uint word, uint offset) {

@@ -5,10 +5,9 @@
 constant uint head_dim [[function_constant(0)]];
 constant uint kv_format [[function_constant(1)]];
 constant uint layout [[function_constant(2)]];   // int32 values of the window a query: 0, 2, 8
-constant uint n_splits [[function_constant(3)]];
+constant bool is_split [[function_constant(3)]];
 constant bool has_window = layout > 0;
-constant bool is_split = n_splits > 1;
-constant bool is_whole = n_splits <= 1;
+constant bool is_whole = !is_split;
 
 // The rows of a query, in position order, are numbered; [first, last) are those that it reads.
 struct window_rows { int first, last; };
@@ -40,3 +39,9 @@ inline uint cell_of(device const int * window, uint query, int i) {
     }
     return 0;
 }
+
+// What the splits of a window leave: values (head_dim, n_splits, n_head, n), then pairs of maximum and sum for each part.
+inline ulong part_of(constant attn_args & a, uint query, uint head, uint split) {
+    return (ulong(query) * a.n_head + head) * a.n_splits + split;
+}
+inline ulong pairs_from(constant attn_args & a) { return ulong(a.n_queries) * a.n_head * a.n_splits * head_dim; }

@@ -25,9 +25,9 @@ MAX_HEAD_DIM = 256
 THREADGROUP_BYTES = {
     "gemm": 12288,
     "attention_tiled": 20480,
+    "attention_mma": 27424,
     "attention_g8": 9216,
-    "attention_wide_g8": 10336,
-    "project_wide": 22400,
+    "attention_wide_g8": 29440,
     "top_parts": 4096,
 }
 

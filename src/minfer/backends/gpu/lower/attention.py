@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 #: Queries of one head a threadgroup of the tiled kernel.
 TILE_QUERIES = 8
+#: Rows of a threadgroup of the tensor cores' kernel: a row is a query with one of a KV head's query heads.
+MMA_ROWS = 64
+#: Its threads, where simdgroups do not share rows.
+MMA_THREADS = 128
 
 
 def parts_bytes(op: ir.Attn, n_queries: int, n_splits: int) -> int:
@@ -29,40 +33,49 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     bindings = [c.value(1, q), c.value(2, positions), c.kv(4, "k", op.layer, "read"), c.kv(5, "v", op.layer, "read")]
     if layout:
         bindings.append(c.value(3, window))
+    # What a window holds is known when it runs; the most that it can hold is what the plan can say.
+    rows = min(c.rows or region.n_cells, op.sliding or region.n_cells)
+    n_splits = choose.splits(c.profile, n, rows)
     values = {
         "n_head": op.n_head,
         "n_kv_head": op.n_kv_head,
         "n_queries": n,
+        "n_splits": n_splits,
         "row_bytes": region.row_bytes,
         "sliding": op.sliding or 0,
         "scale": op.scale,
         "softcap": op.softcap or 0.0,
     }
     constants = {"head_dim": op.head_dim, "kv_format": KV_TYPES[c.kv_format], "layout": layout}
-    # What a window holds is known when it runs; the most that it can hold is what the plan can say.
-    rows = min(region.n_cells, op.sliding or region.n_cells)
     moved = q.nbytes + node.nbytes + 2 * rows * region.row_bytes
     flops = 4 * rows * node.n_elements
+    group = op.n_head // op.n_kv_head
     if choose.tiled(c.profile, n, layout):
+        kernel, grid, threads = "attention_tiled", (op.n_head, ceil_div(n, TILE_QUERIES), 1), 32
+        if choose.attention_mma(c.profile, n, layout):
+            tiles = ceil_div(n * group, MMA_ROWS)
+            sharing = choose.sharing(c.profile, op.head_dim, tiles * op.n_kv_head)
+            constants["sharing"] = sharing
+            kernel, grid, threads = "attention_mma", (tiles, op.n_kv_head, 1), MMA_THREADS * sharing
         return [
             launch(
                 node,
-                "attention_tiled",
-                "attention_tiled",
+                kernel,
+                kernel,
                 args.ATTN,
                 values,
                 [*bindings, c.value(6, node, "write")],
-                (op.n_head, ceil_div(n, TILE_QUERIES), 1),
-                32,
+                grid,
+                threads,
                 constants=constants,
                 nbytes=moved,
                 flops=flops,
             )
         ]
-    group = op.n_head // op.n_kv_head
-    heads, n_splits = choose.head_group(group), choose.splits(c.profile, n, region.n_cells)
-    constants["n_splits"] = n_splits
-    family, threads = ("attention_wide", 128) if choose.wide_attention(c.profile, n) else ("attention", 32)
+    wide = choose.wide_attention(c.profile, n)
+    heads = choose.head_group(group, alone=wide and n_splits == 1)
+    constants["is_split"] = n_splits > 1
+    family, threads = ("attention_wide", 256) if wide else ("attention", 32)
     kernel, grid = f"{family}_g{heads}", (op.n_kv_head * ceil_div(group, heads), n, n_splits)
     if n_splits == 1:
         bindings.append(c.value(6, node, "write"))
@@ -86,7 +99,6 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
     ]
     if n_splits > 1:
         parts = [c.temporary(1, "attention", size, "read"), c.value(2, node, "write")]
-        fixed = {"head_dim": op.head_dim, "n_splits": n_splits}
         launches.append(
             launch(
                 node,
@@ -96,8 +108,8 @@ def attention(c: Context, node: Node, op: ir.Attn) -> list[Launch]:
                 values,
                 parts,
                 (op.n_head, n, 1),
-                32,
-                constants=fixed,
+                256,
+                constants={"head_dim": op.head_dim},
                 flops=n_splits * node.n_elements,
             )
         )

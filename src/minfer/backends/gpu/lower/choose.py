@@ -35,7 +35,14 @@ EXTRA = ("wide", "mma")
 
 #: In order; the first whose `max_tokens` is reached and whose tier is on. The last row serves every token count.
 PRODUCTS = (
-    Choice("project_wide", "wide", 1, 4, 1, "CUDA: simdgroups share a row, so that enough loads are under way"),
+    Choice(
+        "project_wide",
+        "wide",
+        1,
+        4,
+        1,
+        "CUDA: rows are copied ahead of the arithmetic; of super-blocks 2 x 1",
+    ),
     Choice("project_t1", "matvec", 1, 4, 1, "bound by weight bytes: each is read once"),
     Choice("project_t2", "matvec", 2, 4, 2, "the same weights for two tokens"),
     Choice("project_t4", "matvec", 4, 2, 4, "the same weights for four tokens"),
@@ -57,13 +64,14 @@ HEAD_GROUPS = (1, 2, 4, 8)
 
 #: Up to this many queries, attention is split over the rows of the window.
 SPLIT_MAX_QUERIES = 8
-#: The most splits on any device; how many of the KV region's rows a split has is the profile's. Fixed when a program is
-#: made, whatever the window holds then.
+#: The most splits on any device; how many rows a split has is the profile's.
 MAX_SPLITS = 128
 #: From this many queries on, attention is tiled: 8 queries share the keys. Causal windows are of one sequence; fewer
 #: spans are taken for a token each of several sequences, and maps for rows that are not side by side: there each query
 #: reads its own rows for itself.
 TILED_MIN_QUERIES = {0: 9, 2: 33}
+#: Up to this many values a head, two simdgroups can share rows of attention by tensor cores.
+SHARING_MAX_HEAD = 128
 
 #: Tokens and weight rows of a tile of `gemm_mma`, largest first.
 MMA_TILES = ((128, 64), (64, 64), (32, 32))
@@ -99,33 +107,58 @@ def mma_tile(profile: Profile, n_tokens: int, rows: int, nbytes: Callable[[int, 
     return MMA_TILES[-1]
 
 
-def head_group(group: int) -> int:
-    """Query heads a threadgroup, for `group` query heads a KV head."""
-    return next((g for g in HEAD_GROUPS if group <= g), HEAD_GROUPS[-1])
+def head_group(group: int, *, alone: bool = False) -> int:
+    """Query heads a threadgroup, for `group` query heads a KV head; each `alone` where keys are few and so are they."""
+    return 1 if alone else next((g for g in HEAD_GROUPS if group <= g), HEAD_GROUPS[-1])
 
 
-def splits(profile: Profile, n_queries: int, n_cells: int) -> int:
-    """Into how many parts the rows of a window are split."""
-    if n_queries > SPLIT_MAX_QUERIES or "split" in profile.off:
+def bucket(profile: Profile, n_queries: int, n_rows: int, n_cells: int) -> int:
+    """The rows that windows may have in a program for windows of up to `n_rows`: attention is split for so many.
+
+    Twice as many in each bucket as in the one before. A step whose attention is not split has one program.
+    """
+    if n_queries > SPLIT_MAX_QUERIES:
+        return n_cells
+    rows = profile.whole_rows
+    while rows < n_rows:
+        rows *= 2
+    return min(rows, n_cells)
+
+
+def splits(profile: Profile, n_queries: int, n_rows: int) -> int:
+    """Into how many parts windows of up to `n_rows` rows are split."""
+    if n_queries > SPLIT_MAX_QUERIES or n_rows <= profile.whole_rows or "split" in profile.off:
         return 1
-    return max(1, min(profile.max_splits, n_cells // profile.split_rows))
+    return min(profile.max_splits, -(-n_rows // profile.split_rows))
 
 
 def wide_attention(profile: Profile, n_queries: int) -> bool:
-    """Whether attention over split rows takes four simdgroups a threadgroup."""
+    """Whether attention of few queries takes eight simdgroups a threadgroup."""
     return n_queries <= SPLIT_MAX_QUERIES and "wide" in profile.extra and "wide" not in profile.off
 
 
 def left_out(profile: Profile) -> frozenset[str]:
     """Families of kernels that a device never launches: those of the tiers that it does not ask for."""
-    products = {choice.kernel for choice in PRODUCTS if choice.tier in EXTRA and choice.tier not in profile.extra}
-    return frozenset(products if "wide" in profile.extra else {*products, "attention_wide"})
+    families = {(choice.tier, choice.kernel) for choice in PRODUCTS if choice.tier in EXTRA}
+    families |= {("wide", "attention_wide"), ("mma", "attention_mma")}
+    return frozenset(family for tier, family in families if tier not in profile.extra)
 
 
 def tiled(profile: Profile, n_queries: int, window: int) -> bool:
     """Whether attention runs over tiles of queries."""
     many = window in TILED_MIN_QUERIES and n_queries >= TILED_MIN_QUERIES[window]
     return many and profile.simd_matrix and "tiled" not in profile.off
+
+
+def attention_mma(profile: Profile, n_queries: int, window: int) -> bool:
+    """Whether tensor cores multiply the tiles."""
+    return tiled(profile, n_queries, window) and "mma" in profile.extra and "mma" not in profile.off
+
+
+def sharing(profile: Profile, head_dim: int, n_threadgroups: int) -> int:
+    """Simdgroups that share the rows of attention by tensor cores: two where no core of the GPU has two threadgroups. A
+    tile of heads beyond `SHARING_MAX_HEAD` has too few keys for two."""
+    return 2 if n_threadgroups <= profile.cores and head_dim <= SHARING_MAX_HEAD else 1
 
 
 def tiers_off(text: str | None = None) -> frozenset[str]:

@@ -27,8 +27,9 @@ KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 2}
 class Profile:
     """A device as lowering sees it: its limits, what it prefers, and tiers that were switched off.
 
-    `extra` names the tiers that only some devices take. Attention has a split for each `split_rows` rows of the KV
-    region, up to `max_splits`. `cores` counts the GPU's cores (streaming multiprocessors), where a grid depends on it.
+    `extra` names the tiers that only some devices take. Attention over more than `whole_rows` rows has a split for each
+    `split_rows`, up to `max_splits`. `cores` counts the GPU's cores (streaming multiprocessors), where a grid depends
+    on it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Profile:
     simd_matrix: bool = True
     off: frozenset[str] = frozenset()
     extra: frozenset[str] = frozenset()
+    whole_rows: int = 256
     split_rows: int = 256
     max_splits: int = 16
     cores: int = 1
@@ -59,13 +61,17 @@ class Region:
 
 @dataclass(slots=True)
 class Context:
-    """One split being lowered; collects the tables and the scratch memory that its launches need."""
+    """One split being lowered; collects the tables and the scratch memory that its launches need.
+
+    `rows` is the most that a window may hold, where that is known to be less than the KV region has.
+    """
 
     plan: Plan
     device: str
     profile: Profile
     regions: Mapping[int, Region]
     values: Callable[[Weight], npt.NDArray[np.float32]]  # a small weight as numbers, for tables
+    rows: int | None = None
     tables: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     scratch: dict[str, int] = field(default_factory=dict)
 

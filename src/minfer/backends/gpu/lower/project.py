@@ -22,8 +22,8 @@ EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
 #: Values of a row that `gemm_mma` has in threadgroup memory at a time, where not 256 (tile.h).
 CHUNK_VALUES = {"F32": 64, "F16": 128, "BF16": 128}
-#: Threadgroups of `project_wide` a core of the GPU; each goes on to further rows.
-WIDE_RESIDENT = 8
+#: `project_wide`: its most bytes of threadgroup memory, so that two threadgroups are on a core of the GPU.
+WIDE_BYTES = 96 << 10
 
 
 def matmul(c: Context, node: Node, op: ir.MatMul) -> list[Launch]:
@@ -64,15 +64,12 @@ def project(c: Context, node: Node, op: ir.Project) -> list[Launch]:
     family = choice.kernel
     if choice.tier == "mma":
         return mma(c, node, op, values, constants, bindings)
+    if choice.tier == "wide":
+        return [wide(c, node, op, values, constants, bindings)]
     if choice.tier == "gemm":
         rows = choice.rows // 2 if glu else choice.rows
         tiles = sum(ceil_div(width, rows) for width in (widths[:1] if glu else widths))
         grid, threads = (tiles, ceil_div(n_tokens, choice.tokens), 1), GEMM_THREADS
-    elif choice.tier == "wide":
-        constants["has_norm"] = op.norm is not None
-        groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
-        grid = (min(groups, WIDE_RESIDENT * c.profile.cores), 1, 1)
-        threads = 32 * SIMDGROUPS
     else:
         constants["has_norm"] = op.norm is not None
         groups = sum(ceil_div(width, choice.rows) for width in (widths[:1] if glu else widths))
@@ -118,8 +115,7 @@ def mma(
 
     tokens, rows = choose.mma_tile(c.profile, n_tokens, sum(widths), nbytes)
     constants["epilogue"] = EPILOGUES.index(op.epilogue)
-    pairs = 8 * ceil_div(n_tokens, 16)
-    halves, scales = 4 * pairs * 64 * ceil_div(n_in, 64), 4 * n_tokens
+    halves, scales = rounded_bytes(n_in, n_tokens)
     made = [
         c.value(1, x),
         c.temporary(2, "gemm halves", halves, "write"),
@@ -131,7 +127,15 @@ def mma(
     flops = 2 * x.n_elements * sum(w.shape[1] for w in op.segments)
     return [
         launch(
-            node, "gemm_mma", "gemm_inputs", args.PROJECT, values, made, (pairs, 1, 1), 128, nbytes=x.nbytes + halves
+            node,
+            "gemm_mma",
+            "gemm_inputs",
+            args.PROJECT,
+            values,
+            made,
+            (8 * ceil_div(n_tokens, 16), 1, 1),
+            128,
+            nbytes=x.nbytes + halves,
         ),
         launch(
             node,
@@ -150,6 +154,11 @@ def mma(
     ]
 
 
+def rounded_bytes(n_in: int, n_tokens: int) -> tuple[int, int]:
+    """Bytes of the inputs of `gemm_mma` as halves, whole 64 values of whole 16 tokens; and of their scales."""
+    return 2 * 64 * ceil_div(n_in, 64) * 16 * ceil_div(n_tokens, 16), 4 * n_tokens
+
+
 def tile_bytes(type_: str, tokens: int, rows: int) -> int:
     """Threadgroup memory of a tile of `gemm_mma`: two slices of 64 inputs as halves, two chunks of the rows, the scales
     of one; the numbers are those of tile.h."""
@@ -160,3 +169,46 @@ def tile_bytes(type_: str, tokens: int, rows: int) -> int:
     per_scale = 16 if type_ in ("Q2_K", "Q3_K", "Q6_K") else 32
     seconds = type_ in ("F32", "BF16", "Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
     return 256 * tokens + 2 * rows * stride + 4 * rows * (values // per_scale) * (2 if seconds else 1)
+
+
+def wide(
+    c: Context,
+    node: Node,
+    op: ir.Project,
+    values: dict[str, Field],
+    constants: dict[str, Constant],
+    bindings: list[Binding],
+) -> Launch:
+    """A product of one token by `project_wide`: teams of simdgroups that share rows, the same on every core."""
+    x, *residual = c.inputs(node)
+    n_in = x.shape[0]
+    formats = [FORMATS[w.type] for w in op.segments]
+    # Inputs of a simdgroup; sums that it makes at a time, of rows or both sides of pairs; simdgroups a threadgroup.
+    slice_, at_a_time, most = (2048, 2, 8) if any(f.block_size == 256 for f in formats) else (1024, 4, 6)
+    widths = [2 * op.segments[0].shape[1]] if op.epilogue in ("swiglu", "geglu") else [w.shape[1] for w in op.segments]
+    groups = sum(ceil_div(n, at_a_time) for n in widths)
+    # Bytes for a slice of inputs and its blocks' steps; for a simdgroup's slots and sums; for the norm's chains.
+    inputs, chains = 3 * slice_ + slice_ // 64, 1024
+    own = at_a_time * max((f.row_bytes(slice_) + 30) // 16 * 16 for f in formats) + 128
+    room = min(c.profile.max_threadgroup_bytes, WIDE_BYTES) - chains
+    slices = ceil_div(n_in, slice_)
+    passes = ceil_div(slices, min(most, room // (inputs + own)))
+    across = ceil_div(slices, passes)
+    teams = min(most // across, (room - across * inputs) // (across * own))
+    a_core = max(1, min(2 * most // (across * teams), ceil_div(groups, teams * c.profile.cores)))
+    constants |= {"has_norm": op.norm is not None, "across": across, "passes": passes}
+    constants["epilogue"] = EPILOGUES.index(op.epilogue)
+    return launch(
+        node,
+        "project_wide",
+        "project_wide",
+        args.PROJECT,
+        values,
+        bindings,
+        (a_core * c.profile.cores, 1, 1),
+        32 * across * teams,
+        constants=constants,
+        nbytes=sum(map(weight_bytes, op.segments)) + x.nbytes + node.nbytes + sum(r.nbytes for r in residual),
+        flops=2 * n_in * sum(w.shape[1] for w in op.segments),
+        threadgroup_bytes=across * (inputs + teams * own) + chains,
+    )
