@@ -90,13 +90,16 @@ def test_a_row_that_another_query_may_not_see_does_not_reach_it() -> None:
     assert np.isnan(got[40:]).all()
 
 
-def ranked_products(type_: str, n_in: int, n_out: int, n: int, k: int, isa: str, threads: int) -> list[bytes]:
+def ranked_products(
+    type_: str, n_in: int, n_out: int, n: int, k: int, isa: str, threads: int, *, equal: int = 1
+) -> list[bytes]:
     """The `k` best of products, made and ranked by two operations, and by one."""
     weight = Weight("w.weight", type_, (n_in, n_out))
     case = Case("ranked", ir.MatMul(weight), (Value((n_in, n)),), "matmul")
     x = case.data()["x0"].view(np.uint8).reshape(-1)
     raw = case.weights()[weight.name].reshape(-1)
-    raw[-raw.size // n_out :] = raw[: raw.size // n_out]  # the last row equals the first: the lower index wins
+    rows = raw.reshape(n_out, -1)
+    rows[-equal:] = rows[0]
     matrix = _native.matrix(type_, raw, n_in, n_out)
     space = CpuBackend(threads=threads, isa=isa).workspace
     results = []
@@ -122,6 +125,15 @@ def test_ranked_products_are_those_of_two_operations(type_: str, n_out: int, k: 
     for n in (1, 2, 9, 130):
         one, *others = (r for t in (1, 3) for r in ranked_products(type_, 256, n_out, n, k, isa, t))
         assert all(other == one for other in others), n
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 9])
+def test_of_equal_products_the_first_rows_are_the_best(n: int, threads: int) -> None:
+    """A thread meets rows out of their order: those of four runs in turn."""
+    for words in ranked_products("Q8_0", 64, 1100, n, 300, "", threads, equal=1100):
+        ids = np.frombuffer(words, np.int32).reshape(n, 601)[:, :300]
+        assert np.array_equal(ids, np.tile(np.arange(300), (n, 1)))
 
 
 def test_logits_are_ranked_where_they_are_made() -> None:

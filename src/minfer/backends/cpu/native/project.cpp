@@ -188,16 +188,18 @@ class Project : public Operation {
     float* tile = reinterpret_cast<float*>(scratch + unpack_bytes(thread.k));
     const Tasks tasks(*this, thread.k);
     share(thread, 1, tasks.total * blocks(), [&](int64_t number) {
-      const auto [s, rows, column] = tasks.place(number % tasks.total);
+      const Place place = tasks.place(number % tasks.total);
+      const size_t s = place.segment;
+      const RowRuns& rows = place.rows;
       const int64_t block = number / tasks.total, t0 = block * kBlockTokens, n_tokens = block_size(block);
       const Matrix& w = a_.segments[s];
-      float* out = a_.out + t0 * width_ + column;
+      float* out = a_.out + t0 * width_ + place.column;
       if (a_.epilogue == Epilogue::None)
         return multiply(thread.k, w, rows, x, t0, n_tokens, out + rows.first, rows.apart, width_, scratch);
       // Not straight into `out`: the residual may lie there.
       const int64_t width = tasks.cuts[s].width();
       multiply(thread.k, w, rows, x, t0, n_tokens, tile, rows.count, width, scratch);
-      const float* add = a_.epilogue == Epilogue::Bias ? a_.biases[s] : a_.residual + t0 * width_ + column;
+      const float* add = a_.epilogue == Epilogue::Bias ? a_.biases[s] : a_.residual + t0 * width_ + place.column;
       const int64_t add_stride = a_.epilogue == Epilogue::Bias ? 0 : width_;
       for_runs(rows, [&](int64_t run, int64_t r, int64_t n) {
         for (int64_t t = 0; t < n_tokens; ++t)
