@@ -295,6 +295,16 @@ def resident() -> int:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_a_prompt_in_batches_is_the_prompt_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All batches but the last only store rows: their plans have no logits."""
+    prompt = list(range(3, 20))
+    whole = open_engine(TINY / f"{name}.gguf", device="cpu").prefill(prompt)
+    monkeypatch.setattr("minfer.engine.engine.N_BATCH", 5)
+    batched = open_engine(TINY / f"{name}.gguf", device="cpu").prefill(prompt)
+    assert cases.error(batched, whole) < 1e-3
+
+
 def test_a_hundred_loads_leave_nothing_behind() -> None:
     def cycle() -> None:
         engine = open_engine(TINY / "qwen3.gguf", device="cpu", n_ctx=64)

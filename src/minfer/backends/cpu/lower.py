@@ -80,9 +80,10 @@ class _Lowering:
         if not plain or len(users) != 1 or node.index in graph.outputs or graph.params.trace:
             return False
         user = graph.nodes[users[0]]
+        if not isinstance(user.op, ir.TopK) or user.device != node.device:
+            return False
         # The activations are read until the last of the results is written.
-        apart = self._plan.slot(user).buffer not in {self._plan.slots[i, node.device].buffer for i in node.inputs}
-        return isinstance(user.op, ir.TopK) and user.device == node.device and apart
+        return self._plan.slot(user).buffer not in {self._plan.slots[i, node.device].buffer for i in node.inputs}
 
     def rows(self, index: int) -> int:
         """Rows of a value: its elements over its features."""
