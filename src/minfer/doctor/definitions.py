@@ -70,7 +70,7 @@ def norm(x: Array, gain: Array, eps: float) -> Array:
 
 
 def product(x: Array, weight: Array) -> Array:
-    return np.array([[math.fsum(row * w) for w in weight] for row in x.astype(np.float64)])
+    return np.array([(row * weight).sum(axis=1) for row in x.astype(np.float64)])
 
 
 def angle(spec: ir.RopeSpec, pair: int, position: int, factor: float) -> tuple[float, float]:
