@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
-import fakecuda
 import numpy as np
 import pytest
 from fakecuda import FakeCuda, Result
@@ -18,23 +16,12 @@ from minfer.errors import DeviceError, NumericsError
 from minfer.gguf.writer import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from minfer.engine.engine import Engine
 
 PATH = TINY / "qwen3.gguf"
 PROMPT = [1, 5, 9, 2, 7]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    made = FakeCuda()
-    fakecuda.install(monkeypatch, made)
-    yield made
-    gc.collect()
-    if made.broken is Result.CUDA_SUCCESS and not made.hangs:
-        assert (made.memory, made.pinned, made.live, made.graphs) == ({}, {}, set(), 0)
 
 
 class Letters:

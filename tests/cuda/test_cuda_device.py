@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -27,23 +26,11 @@ from minfer.msl import nvrtc
 from minfer.msl.errors import ToolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from minfer.engine.engine import Engine
 
 PROMPT = [1, 5, 9, 2, 7]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """A machine with a GPU. Whatever is not given back fails the test at its end, unless the device died."""
-    made = FakeCuda()
-    fakecuda.install(monkeypatch, made)
-    yield made
-    gc.collect()
-    if made.broken is Result.CUDA_SUCCESS and not made.hangs:
-        assert (made.memory, made.pinned, made.live, made.graphs) == ({}, {}, set(), 0)
 
 
 def same_tiers(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
