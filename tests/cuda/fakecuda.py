@@ -351,6 +351,7 @@ class Executable:
 
 def install(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
     """Put the pretended binding where `from cuda.bindings import driver` finds it, and NVRTC's stand-in."""
+    from minfer import backends
     from minfer.backends.gpu.devices import cuda
 
     driver = machine.binding()
@@ -360,4 +361,5 @@ def install(monkeypatch: pytest.MonkeyPatch, machine: FakeCuda) -> None:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))
     monkeypatch.setattr(nvrtc, "module", machine.module)
+    monkeypatch.setattr(backends, "nvidia_driver", lambda: None)
     cuda._functions.cache_clear()

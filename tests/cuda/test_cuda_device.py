@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import pytest
 from fakecuda import FakeCuda, Result
 
 from helpers import TINY, TINY_MODELS, open_engine
-from minfer import cases
+from minfer import backends, cases
 from minfer.backends import open_backend
 from minfer.backends.gpu.backend import GpuBackend
 from minfer.backends.gpu.devices import cuda
@@ -213,6 +214,7 @@ def test_times_are_those_of_the_devices_clock(machine: FakeCuda) -> None:
 
 
 def test_a_missing_binding_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "nvidia_driver", lambda: None)
     for name in ("cuda", "cuda.bindings"):  # one may be loaded already
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnsupportedError, match=r"needs NVIDIA's Python binding .*pip install 'minfer\[cuda\]'"):
@@ -237,6 +239,23 @@ def test_what_is_missing_or_too_old_is_a_sentence(
     fakecuda.install(monkeypatch, FakeCuda(**change))
     with pytest.raises(UnsupportedError, match=words):
         open_backend("cuda", "f32")
+
+
+def test_without_a_driver_nothing_of_a_gpu_is_imported() -> None:
+    """`auto` asks for it on every start, where most machines have none."""
+    script = """
+import ctypes, sys
+def missing(name): raise OSError(f"{name} is not there")
+ctypes.CDLL = missing
+from minfer.backends import UnsupportedError, open_backend
+try:
+    open_backend("cuda", "f32")
+except UnsupportedError as error:
+    print(error)
+print(sorted(name for name in sys.modules if name.startswith(("cuda", "minfer.backends.gpu", "minfer.msl"))))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == ("no NVIDIA driver was found (libcuda.so.1 is not there): install the GPU's driver\n[]\n")
 
 
 def test_a_missing_driver_is_a_sentence(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import sys
 from typing import TYPE_CHECKING
@@ -40,7 +41,19 @@ def _metal(kv_format: str) -> Backend:
     return GpuBackend(MetalDevice(), kv_format)
 
 
+def nvidia_driver() -> str | None:
+    """Why the NVIDIA driver's library cannot be loaded, or None: asked before anything of CUDA is imported, as `auto`
+    asks on every start."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError as error:
+        return str(error)
+    return None
+
+
 def _cuda(kv_format: str) -> Backend:
+    if reason := nvidia_driver():
+        raise UnsupportedError(f"no NVIDIA driver was found ({reason}): install the GPU's driver")
     from minfer.backends.gpu.backend import GpuBackend
     from minfer.backends.gpu.devices.cuda import CudaDevice
 
