@@ -139,7 +139,7 @@ def test_the_launch_after_attention_is_placed_when_it_has_ended(machine: FakeCud
     engine = open_engine(TINY / "qwen3.gguf", device="cuda")
     for token in (1, 2, 3):
         engine.prefill([token])
-    steps = engine.cache.get(engine.params(1)).programs[0].steps  # type: ignore[attr-defined]
+    steps = engine.cache.get(engine.params(1)).programs[0].steps
     edges = hazards([step.launch for step in steps])
     chained = sum(len(after) == 1 for after in edges)
     assert chained > 3 * engine.arch.n_layer

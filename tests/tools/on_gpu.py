@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
@@ -81,15 +82,13 @@ def same_logits(file: Path) -> str:
 
 def replay_is_direct() -> str:
     replayed = greedy("llama-linear", 300, 320)
-    record = CudaDevice.record
 
     class Direct:
         def __init__(self, device: CudaDevice, steps: Any) -> None:
             self.run: Callable[[], None] = lambda: device.encode(steps)
 
-    CudaDevice.record = lambda self, steps: Direct(self, steps)  # type: ignore[method-assign, assignment]
-    direct = greedy("llama-linear", 300, 320)
-    CudaDevice.record = record  # type: ignore[method-assign]
+    with mock.patch.object(CudaDevice, "record", lambda self, steps: Direct(self, steps)):
+        direct = greedy("llama-linear", 300, 320)
     assert replayed == direct
     return "300 tokens, the same bits"
 

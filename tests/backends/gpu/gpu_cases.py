@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def backend(case: Case, *, extra: Iterable[str] = (), **options: object) -> GpuBackend:
     """A simulator; with the `extra` tiers and two cores, as a device that asks for them."""
-    device = SimulatorDevice(**options)  # type: ignore[arg-type]
+    device = SimulatorDevice(**options)
     if extra:
         device.profile = dataclasses.replace(device.profile, extra=frozenset(extra), cores=2)
     return GpuBackend(device, case.kv_format)

@@ -107,8 +107,7 @@ def mma(
     x, *_ = c.inputs(node)
     n_in = x.shape[0]
     n_tokens, types = x.n_elements // n_in, {w.type for w in op.segments}
-    glu = op.epilogue in ("swiglu", "geglu")
-    widths = [2 * op.segments[0].shape[1]] if glu else [w.shape[1] for w in op.segments]
+    widths = row_counts(op)
 
     def nbytes(tokens: int, rows: int) -> int:
         return max(tile_bytes(type_, tokens, rows) for type_ in types)
@@ -154,6 +153,13 @@ def mma(
     ]
 
 
+def row_counts(op: ir.Project) -> list[int]:
+    """Rows of each segment; gate and up, which stand in turn in a tile, are one."""
+    if op.epilogue in ("swiglu", "geglu"):
+        return [2 * op.segments[0].shape[1]]
+    return [weight.shape[1] for weight in op.segments]
+
+
 def rounded_bytes(n_in: int, n_tokens: int) -> tuple[int, int]:
     """Bytes of the inputs of `gemm_mma` as halves, whole 64 values of whole 16 tokens; and of their scales."""
     return 2 * 64 * ceil_div(n_in, 64) * 16 * ceil_div(n_tokens, 16), 4 * n_tokens
@@ -185,8 +191,7 @@ def wide(
     formats = [FORMATS[w.type] for w in op.segments]
     # Inputs of a simdgroup; sums that it makes at a time, of rows or both sides of pairs; simdgroups a threadgroup.
     slice_, at_a_time, most = (2048, 2, 8) if any(f.block_size == 256 for f in formats) else (1024, 4, 6)
-    widths = [2 * op.segments[0].shape[1]] if op.epilogue in ("swiglu", "geglu") else [w.shape[1] for w in op.segments]
-    groups = sum(ceil_div(n, at_a_time) for n in widths)
+    groups = sum(ceil_div(n, at_a_time) for n in row_counts(op))
     # Bytes for a slice of inputs and its blocks' steps; for a simdgroup's slots and sums; for the norm's chains.
     inputs, chains = 3 * slice_ + slice_ // 64, 1024
     own = at_a_time * max((f.row_bytes(slice_) + 30) // 16 * 16 for f in formats) + 128
