@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 
 from minfer.backends.gpu.backend import GpuBackend
+from minfer.backends.gpu.devices import cuda
 from minfer.backends.gpu.devices.cuda import CudaDevice
 from minfer.engine.engine import Engine
 from minfer.engine.place import place
@@ -54,9 +55,9 @@ def logits(path: Path, device: str, kv_format: str, n: int = 12) -> np.ndarray[A
     return np.stack(rows)
 
 
-def greedy(name: str, n: int, n_ctx: int) -> bytes:
+def greedy(name: str, n: int, n_ctx: int, prompt: list[int] = PROMPT) -> bytes:
     engine = opened(TINY / f"{name}.gguf", "cuda", n_ctx)
-    row, out = engine.prefill(PROMPT), b""
+    row, out = engine.prefill(prompt), b""
     for _ in range(n):
         out += row.tobytes()
         row = engine.prefill([int(np.argmax(row))])
@@ -65,19 +66,27 @@ def greedy(name: str, n: int, n_ctx: int) -> bytes:
 
 
 def same_logits(file: Path) -> str:
-    wanted, worst, kept = np.load(file), 0.0, 0
+    """q8_0 rows may differ by whole codes, where a value falls to the other side of a rounding: there, the logits may
+    differ by as much as the format itself moves them, which the simulator's f32 rows tell."""
+    wanted, kept = np.load(file), 0
+    worst = dict.fromkeys(FORMATS, (0.0, 0.0, ""))
     for name in wanted:
         want = wanted[name]
         model, _, kv_format = name.partition("/")
         got = logits(TINY / f"{model}.gguf", "cuda", kv_format)
         scale = float(np.sqrt(np.mean(want**2)))
-        worst = max(worst, float(np.abs(got - want).max()) / scale)
+        off = float(np.abs(got - want).max()) / scale
+        allowed = BOUND
+        if kv_format == "q8_0":
+            allowed = max(BOUND, float(np.abs(wanted[f"{model}/f32"] - want).max()) / scale)
+        assert off <= allowed, f"{name}: off by {off:.1e}, allowed {allowed:.1e}"
+        worst[kv_format] = max(worst[kv_format], (off, allowed, model))
         ordered = np.sort(want)
-        clear = ordered[:, -1] - ordered[:, -2] > 2 * BOUND * scale
+        clear = ordered[:, -1] - ordered[:, -2] > 2 * allowed * scale
         assert np.array_equal(got.argmax(1)[clear], want.argmax(1)[clear]), f"{name}: another token"
         kept += int(clear.sum())
-    assert worst <= BOUND, f"off by {worst:.1e}, allowed {BOUND:g}"
-    return f"{len(wanted.files)} models and KV formats, off by up to {worst:.1e}, {kept} clear arg-maxes equal"
+    said = "; ".join(f"{kv}: off by up to {off:.1e} of {a:.1e} ({model})" for kv, (off, a, model) in worst.items())
+    return f"{len(wanted.files)} models and KV formats, {kept} clear arg-maxes equal; {said}"
 
 
 def replay_is_direct() -> str:
@@ -94,11 +103,15 @@ def replay_is_direct() -> str:
 
 
 def contexts_agree() -> str:
-    """Fewer and more rows than one split has."""
-    short, long = (np.frombuffer(greedy("qwen3", 40, n), np.float32) for n in (100, 2000))
-    worst = float(np.abs(short - long).max())
-    assert worst <= 2e-4, worst
-    return f"regions of 100 and 2000 rows, off by up to {worst:.1e}"
+    """Around the border at which a window is read in parts: once with the border there, once far behind."""
+    prompt = [(5 * i + 3) % 90 for i in range(cuda.WHOLE_ROWS - 10)]
+    parts = np.frombuffer(greedy("qwen3", 20, 600, prompt), np.float32).reshape(20, -1)
+    with mock.patch.object(cuda, "WHOLE_ROWS", 2 * cuda.WHOLE_ROWS):
+        whole = np.frombuffer(greedy("qwen3", 20, 600, prompt), np.float32).reshape(20, -1)
+    off = np.abs(parts - whole).max(1) / np.sqrt(np.mean(whole**2))
+    assert not off[:11].any(), "rows before the border differ"  # the prompt's, then 10 up to the border
+    assert 0 < off[11:].max() <= 2e-4, off
+    return f"the same bits up to {cuda.WHOLE_ROWS} rows, off by up to {off.max():.1e} from there"
 
 
 def refusal(call: Callable[[], object], words: str) -> str:
