@@ -337,7 +337,9 @@ def check_sizes(name: str, grid: Sequence[int], threads: Sequence[int], max_thre
         raise LaunchError(f"kernel {name}: the grid {tuple(grid)} is too large")
 
 
-def fill_threadgroup(kernel: Kernel, record: runtime.LaunchRecord, tg: Mapping[int, int]) -> None:
+def fill_threadgroup(
+    kernel: Kernel, record: runtime.LaunchRecord, tg: Mapping[int, int], most: int = runtime.MAX_THREADGROUP_BYTES
+) -> None:
     """Set the lengths of [[threadgroup(n)]] memory. Raises LaunchError where one is missing, unknown or too long."""
     slots = {a.index: a for a in kernel.arguments if a.kind == "threadgroup"}
     for index, length in tg.items():
@@ -353,11 +355,8 @@ def fill_threadgroup(kernel: Kernel, record: runtime.LaunchRecord, tg: Mapping[i
         if index not in tg and not a.optional:
             raise LaunchError(f"kernel {kernel.name}: {a.name} [[threadgroup({index})]] has no length")
     total = sum(tg.values())
-    if total > runtime.MAX_THREADGROUP_BYTES:
-        raise LaunchError(
-            f"kernel {kernel.name}: {total} bytes of threadgroup memory; "
-            f"a threadgroup has {runtime.MAX_THREADGROUP_BYTES}"
-        )
+    if total > most:
+        raise LaunchError(f"kernel {kernel.name}: {total} bytes of threadgroup memory; a threadgroup has {most}")
 
 
 def as_array(value: object, writable: bool, what: str) -> np.ndarray[Any, Any]:

@@ -35,7 +35,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class Launch:
-    """One dispatch. `grid` is in threads; `barrier` says that everything before has finished when it starts."""
+    """One dispatch. `grid` is in threads; `barrier` says that everything before has finished when it starts;
+    `most_threadgroup_bytes` is for kernels of a device that has more than an Apple GPU."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -44,6 +45,7 @@ class Launch:
     threadgroup_memory: Mapping[int, int] = field(default_factory=dict)
     barrier: bool = True
     label: str = ""
+    most_threadgroup_bytes: int = runtime.MAX_THREADGROUP_BYTES
 
     def __post_init__(self) -> None:
         name = self.kernel.name
@@ -61,7 +63,7 @@ class Launch:
                     f"kernel {name}: offset {bound.offset} of {a.name} is outside its buffer "
                     f"of {bound.buffer.length} bytes"
                 )
-        fill_threadgroup(self.kernel, runtime.LaunchRecord(), self.threadgroup_memory)
+        fill_threadgroup(self.kernel, runtime.LaunchRecord(), self.threadgroup_memory, self.most_threadgroup_bytes)
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ def _fill(record: runtime.LaunchRecord, launch: Launch, mode: str) -> None:
     for slot, bound in launch.buffers.items():
         record.buffer[slot] = bound.buffer.address + bound.offset
         record.length[slot] = bound.buffer.backed - bound.offset
-    fill_threadgroup(launch.kernel, record, launch.threadgroup_memory)
+    fill_threadgroup(launch.kernel, record, launch.threadgroup_memory, launch.most_threadgroup_bytes)
     for i in range(3):
         record.grid[i], record.threads[i] = launch.grid[i], launch.threads[i]
         record.groups[i] = -(-launch.grid[i] // launch.threads[i])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from minfer import cases
+from minfer.backends.gpu.backend import HALF_BOUND
 from minfer.backends.reference import ReferenceBackend
 from minfer.cases import Case, KvFill, MemoryTensors, Value, random_rows
 from minfer.graph import ir
@@ -204,26 +205,71 @@ def test_tiles_read_the_rows_of_their_queries_and_no_others(fmt: str) -> None:
         assert tiled[1].counters.read_distinct[slot] == len(rows) * KV_FORMATS[fmt].row_bytes(case.kv.n_values)
 
 
-# --- inputs as halves -------------------------------------------------------------------------------------------
+# --- products of halves -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("type_", ["F32", "BF16", "F16", "Q8_0", "Q4_0", "Q6_K", "MXFP4"])
-def test_one_hot_inputs_give_the_weights_themselves(type_: str) -> None:
-    """Powers of two lose nothing as halves, and codes and their scales nothing either: the decoded weight, bit for bit.
-    F32 weights are rounded to 11 bits."""
-    n_in = 256 if type_ == "Q6_K" else 97 if FORMATS[type_].block_size == 1 else 96
+def eleven_bits(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    fraction, exponent = np.frexp(x.astype(np.float64))
+    return np.ldexp(np.rint(fraction * 2048) / 2048, exponent).astype(np.float32)
+
+
+@pytest.mark.parametrize("type_", ["F32", "BF16", "F16", "Q8_0", "Q4_0", "IQ4_NL", "MXFP4", "Q6_K", "Q4_K"])
+def test_one_hot_inputs_give_the_weights_in_eleven_bits(type_: str) -> None:
+    """Powers of two lose nothing as halves, nor do codes and scales of 11 bits: the decoded weight, rounded once. A
+    K-quant's scales are rounded before that, and its minima are subtracted."""
+    super_ = FORMATS[type_].block_size == 256
+    n_in = 256 if super_ else 97 if FORMATS[type_].block_size == 1 else 96
     weight = Weight("w", type_, (n_in, 37))
     case = Case("onehot", ir.MatMul(weight), (Value((n_in, 40)),), "matmul")
     picked, factors = np.arange(40) * 2, np.float32(2.0) ** np.arange(-40, 40, 2, dtype=np.float32)
     x = np.eye(n_in, dtype=np.float32)[picked] * factors[:, None]
     raw = random_rows(weight, np.random.default_rng(1))
     object.__setattr__(case, "weights", lambda seed=0: MemoryTensors({"w": raw}))
-    decoded = FORMATS[type_].dequantize(raw)[:, picked].T * factors[:, None]
-    got = run(case, x0=x, tensor_cores=True)
-    if type_ == "F32":
-        np.testing.assert_allclose(got, decoded, rtol=2**-11, atol=0)
+    values = FORMATS[type_].dequantize(raw)
+    got = run(case, x0=x, tensor_cores=True) / factors[:, None]
+    if super_:
+        most = np.abs(values).max(1) if type_ == "Q4_K" else np.abs(values[:, picked].T)
+        assert (np.abs(got - values[:, picked].T) <= 2**-10 * most).all()
     else:
-        assert np.array_equal(got, decoded)
+        assert np.array_equal(got, eleven_bits(values[:, picked].T))
+
+
+@pytest.mark.parametrize("type_", ["F32", "Q8_0", "Q4_0", "Q5_1"])
+@pytest.mark.parametrize("sizes", [(1, 1e12, 1e-9, 1e15, 1), (1e15, 1, 1e-12, 1, 1e14), (0, 0, 1e-8, 0, 1)])
+def test_a_rows_blocks_may_grow_and_shrink(type_: str, sizes: tuple[float, ...]) -> None:
+    """Blocks of a row share one power of two, which grows as they do."""
+    scale = 1.0 if type_ == "F32" else 2.0**-16  # the formats' own scales are halves
+    sizes = tuple(s if type_ == "F32" else s**0.25 for s in sizes)
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal((37, 1280)) * np.repeat(sizes, 256) * scale
+    x = (rng.standard_normal((9, 1280)) + 0.1).astype(np.float32)
+    case = Case("grows", ir.MatMul(Weight("w", type_, (1280, 37))), (Value((1280, 9)),), "matmul")
+    got = run(case, {"w": values}, x0=x, tensor_cores=True)
+    kept = FORMATS[type_].dequantize(FORMATS[type_].quantize(values.astype(np.float32))).astype(np.float64)
+    assert kept.any()
+    error = np.abs(got - x.astype(np.float64) @ kept.T)
+    assert (error <= 2**-9 * np.sqrt((x.astype(np.float64) ** 2) @ (kept**2).T) + 2.0**-149).all()
+
+
+#: Cores for which 130 tokens by 200 rows are so many tiles.
+TILES = {4: "128x64", 16: "128x64", 24: "64x64", 40: "32x32"}
+
+
+@pytest.mark.parametrize("type_", ["Q4_K", "Q8_0", "F16"])
+@pytest.mark.parametrize("cores", TILES)
+def test_tiles_of_every_size_under_all_checks(type_: str, cores: int) -> None:
+    """The depth, in two parts but for the first, is an odd number of chunks."""
+    n_in = 768 if type_ == "Q4_K" else 640 - 32 * (type_ == "Q8_0")
+    case = Case("tiles", ir.MatMul(Weight("w", type_, (n_in, 200))), (Value((n_in, 130)),), "matmul")
+    gpu = gpu_cases.backend(case, check=True)
+    gpu.device.profile = dataclasses.replace(
+        gpu.device.profile, extra=frozenset(["mma"]), cores=cores, max_threadgroup_bytes=300_000
+    )
+    opened = cases.Opened(case, gpu)
+    _, launch = (launch for listed in opened.launches() for launch in listed.launches)
+    assert (launch.kernel, dict(launch.constants)["parts"]) == (f"gemm_mma_{TILES[cores]}", 1 if cores == 4 else 2)
+    want = cases.run(case, ReferenceBackend())
+    assert cases.error(cases.run(case, gpu)[0], want[0]) <= HALF_BOUND
 
 
 def test_no_input_leaves_the_range_of_a_half() -> None:
@@ -238,7 +284,7 @@ def test_no_input_leaves_the_range_of_a_half() -> None:
     weights = FORMATS["Q4_1"].dequantize(FORMATS["Q4_1"].quantize(values)).astype(np.float64)
     for row, inputs, size in zip(got, x, sizes, strict=True):
         want = inputs.astype(np.float64) @ weights.T
-        assert np.abs(row - want).max() <= 5e-3 * np.sqrt(np.mean(want**2)), size
+        assert np.abs(row - want).max() <= HALF_BOUND * np.sqrt(np.mean(want**2)), size
     others = np.where(np.arange(len(sizes))[:, None] == 3, x, x[::-1])
     again = run(case, {"w": values}, x0=others.astype(np.float32), tensor_cores=True)
     assert np.array_equal(again[3], got[3])

@@ -182,36 +182,52 @@ def test_products_of_a_device_with_tiers_of_its_own(n_tokens: int, coded: bool, 
 @pytest.mark.parametrize(
     ("n_tokens", "rows", "tile"),
     [
-        (32, 12800, (32, 32)),  # a tile of 64 tokens would be half empty
-        (33, 12800, (64, 64)),
-        (64, 12800, (64, 64)),
-        (65, 12800, (128, 64)),
-        (512, 49 * 64, (64, 64)),  # 4 x 49 tiles for 200 cores
-        (512, 50 * 64, (128, 64)),
-        (512, 24 * 64, (32, 32)),  # 8 x 24
-        (512, 25 * 64, (64, 64)),
+        (32, 12800, (32, 32, 1)),  # a tile of 64 tokens would be half empty
+        (33, 12800, (64, 64, 2)),  # 200 tiles for 200 cores
+        (64, 12800, (64, 64, 2)),
+        (65, 12800, (128, 64, 2)),
+        (512, 100 * 64, (128, 64, 1)),  # 4 x 100
+        (512, 99 * 64, (128, 64, 2)),
+        (512, 25 * 64, (128, 64, 2)),  # 4 x 25 in two parts
+        (512, 24 * 64, (64, 64, 2)),
+        (512, 13 * 64, (64, 64, 2)),  # 8 x 13 in two parts
+        (512, 12 * 64, (32, 32, 2)),
     ],
 )
-def test_tiles_fill_the_cores(n_tokens: int, rows: int, tile: tuple[int, int]) -> None:
-    gpu = dataclasses.replace(PROFILE, cores=200, max_threadgroup_bytes=100_000)
+def test_tiles_fill_the_cores(n_tokens: int, rows: int, tile: tuple[int, int, int]) -> None:
+    gpu = dataclasses.replace(PROFILE, cores=200, max_threadgroup_bytes=200_000)
     assert choose.mma_tile(gpu, n_tokens, rows, lambda tokens, _: 256 * tokens) == tile
-    assert choose.mma_tile(gpu, 512, 12800, lambda tokens, _: 1000 * tokens) == (64, 64)  # what fits
-    assert choose.mma_tile(gpu, 512, 12800, lambda _, rows: 2000 * rows) == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "nbytes", "tile"),
+    [
+        (12800, 50_000, (128, 64, 1)),
+        (99 * 64, 50_000, (128, 64, 2)),  # two threadgroups of two parts
+        (99 * 64, 50_001, (128, 64, 1)),
+        (12800, 200_000, (128, 64, 1)),
+        (12800, 200_001, (64, 64, 1)),  # half of it, and room for one
+    ],
+)
+def test_tiles_fit(rows: int, nbytes: int, tile: tuple[int, int, int]) -> None:
+    gpu = dataclasses.replace(PROFILE, cores=200, max_threadgroup_bytes=200_000)
+    assert choose.mma_tile(gpu, 512, rows, lambda tokens, _: nbytes * tokens // 128) == tile
 
 
 @pytest.mark.parametrize(
     ("type_", "stride"),
     [
-        ("Q4_0", 176),  # eight blocks of 18 and up to 3 bytes before them; 16 more than a multiple of 32
+        ("Q4_0", 176),  # eight blocks of 18 and up to 15 bytes before them, an odd number of 16
         ("Q4_K", 144),
         ("Q6_K", 240),
+        ("Q8_0", 176),
         ("F16", 272),
         ("F32", 272),
     ],
 )
 def test_the_threadgroup_memory_of_a_tile(type_: str, stride: int) -> None:
-    scales = {"Q4_0": 8, "Q4_K": 16, "Q6_K": 16, "F16": 4, "F32": 4}[type_]  # and minima, and inverses
-    assert project.tile_bytes(type_, 64, 64) == 2 * 64 * 128 + 2 * 64 * stride + 4 * 64 * scales
+    scales = {"Q4_0": 8, "Q4_K": 16, "Q6_K": 16, "Q8_0": 4, "F16": 4, "F32": 2}[type_]  # and minima
+    assert project.tile_bytes(type_, 64, 64) == 2 * 64 * 128 + 64 * (2 * stride + 4 * scales + 8)
 
 
 def test_tiers_can_be_switched_off() -> None:

@@ -189,7 +189,7 @@ def test_inputs_as_halves_are_charged(discrete: type[_Discrete], monkeypatch: py
     plan = engine.plan(40)
     taken = sum(sum(backend.lower(plan, split)[0].scratch.values()) for split in plan.splits)
     widest = -(-max(w.shape[0] for node in plan.graph for w in node.weights if len(w.shape) == 2) // 64) * 64
-    assert charged - parts == taken == 2 * widest * 48 + 4 * 40  # 40 tokens are three times 16
+    assert charged - parts == taken == 2 * widest * 128 + 4 * 40  # whole 128 tokens
 
 
 @pytest.mark.parametrize("wrong", [-1, 4, "many"])

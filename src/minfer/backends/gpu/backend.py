@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from minfer.graph.plan import Plan
 
 
-#: Largest `cases.error` of a product whose inputs are rounded to halves: 11 bits, so each is off by up to 1/2048 of
-#: itself; the largest of some thousand sums, a gated one among them, stays below ten times that. So it is in attention
-#: by tensor cores, where queries, weights and (to tf32, 11 bits as well) keys and values are rounded.
-HALF_BOUND = 5e-3
+#: Largest `cases.error` of a product whose inputs and weights are rounded to halves: 11 bits, so each is off by up to
+#: 1/2048 of itself; the largest of some thousand sums, a gated one among them, stays below sixteen times that. So it is
+#: in attention by tensor cores, where queries, weights and (to tf32, 11 bits as well) keys and values are rounded.
+HALF_BOUND = 8e-3
 
 
 @dataclass(slots=True)

@@ -455,6 +455,11 @@ MSL_FN uint minus_halves(uint a, uint b) {  // two halves in a word
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+MSL_FN uint fma_halves(uint a, uint b, uint c) {
+    uint d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 MSL_FN uint pack_halves(float low, float high) {
     uint both;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));

@@ -192,7 +192,8 @@ class SimulatorDevice(Device):
         kernel = _kernel(launch.family, launch.kernel, launch.constants)
         grid, threads = (x * launch.threads, y, z), (launch.threads, 1, 1)
         memory = {0: launch.threadgroup_bytes} if launch.threadgroup_bytes else {}
-        return NativeLaunch(kernel, grid, threads, buffers, memory, step.barrier, launch.node)
+        most = self.profile.max_threadgroup_bytes
+        return NativeLaunch(kernel, grid, threads, buffers, memory, step.barrier, launch.node, most)
 
     def run(self, recording: NativeRecording, steps: Sequence[Step]) -> None:
         """Run native launches; a fault or a finding is a `DeviceError` and the end of the device."""

@@ -11,11 +11,13 @@ inline void copy4(threadgroup void * to, device const void * from, uint n) { msl
 inline void end_copies() { msl_cuda::end_copies(); }
 template <uint left> inline void wait_for_copies() { msl_cuda::wait_for_copies<left>(); }
 #else
-// 16 bytes (or 4), at places that are multiples of that; or their first n, and zeros for the rest.
-inline void copy16(threadgroup void * to, device const void * from) { *(threadgroup uint4 *)to = *(device const uint4 *)from; }
+// 16 bytes (or 4), at places that are multiples of that; or their first n, and zeros for the rest. Of another place they are
+// not the bytes that are there, as they are not on a GPU.
 inline void copy_some(threadgroup void * to, device const void * from, uint n, uint of) {
-    for (uint i = 0; i < of; i++) ((threadgroup uchar *)to)[i] = i < n ? ((device const uchar *)from)[i] : uchar(0);
+    device const uchar * begin = (device const uchar *)from - ((ulong)from & (of - 1));
+    for (uint i = 0; i < of; i++) ((threadgroup uchar *)to)[i] = i < n ? begin[i] : uchar(0);
 }
+inline void copy16(threadgroup void * to, device const void * from) { copy_some(to, from, 16, 16); }
 inline void copy16(threadgroup void * to, device const void * from, uint n) { copy_some(to, from, n, 16); }
 inline void copy4(threadgroup void * to, device const void * from, uint n) { copy_some(to, from, n, 4); }
 inline void end_copies() {}

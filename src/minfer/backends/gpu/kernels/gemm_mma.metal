@@ -1,11 +1,12 @@
-// Matrix-matrix products by NVIDIA's tensor cores: weight codes, which a half holds exactly, by inputs rounded to halves
-// that share a power of two a token, so that none is beyond a half's range; f32 sums, to which scales are applied.
+// Matrix-matrix products by NVIDIA's tensor cores: weights and inputs rounded to halves that share a power of two a row and a
+// token, so that none is beyond a half's range; f32 sums.
 #include "tile.h"
 
 constant ushort type_0 [[function_constant(0)]];
 constant ushort type_1 [[function_constant(1)]];
 constant ushort type_2 [[function_constant(2)]];
 constant uint n_segments [[function_constant(3)]];
+constant uint parts [[function_constant(4)]];     // of the depth, each a share of a threadgroup's threads
 constant uint epilogue [[function_constant(5)]];  // 0 none, 1 bias, 2 add, 3 swiglu, 4 geglu
 constant bool has_1 = n_segments > 1;
 constant bool has_2 = n_segments > 2;
@@ -15,16 +16,19 @@ constant bool has_bias_2 = has_bias && has_2;
 constant bool has_add = epilogue == 2;
 constant bool has_glu = epilogue > 2;
 
+inline uint n_groups(uint n_tokens) { return (n_tokens + 127) / 128 * 8; }  // of 16 tokens
+
 // x (n_in, n_tokens) as halves, and for each token the power of two that its halves are multiplied by. `fragments`: for each
 // block of 32 values, each 16 tokens and either half of the block what the lanes hand to mma_16x8x16, 16 bytes a lane: with
 // g = lane / 4 and t = lane % 4 values 4t and 4t + 2 of token g and of token g + 8, then 4t + 1 and 4t + 3. Zeros past n_in
-// and n_tokens; blocks are even in number. Grid: x, for each 16 tokens eight pairs g, g + 8. 128 threads, which own a pair.
+// and n_tokens; blocks are even in number, tokens whole 128. Grid: x, for each 16 tokens eight pairs g, g + 8. 128 threads, which
+// own a pair.
 kernel void gemm_inputs(constant project_args & a [[buffer(0)]], device const float * x [[buffer(1)]],
                         device uint4 * fragments [[buffer(2)]], device float * scales [[buffer(3)]],
                         uint pair [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
                         uint lane [[thread_index_in_simdgroup]], uint sg [[simdgroup_index_in_threadgroup]]) {
     threadgroup float meet[2][4];
-    const uint group = pair / 8, groups = (a.n_tokens + 15) / 16, n_blocks = (a.n_in + 63) / 64 * 2;
+    const uint group = pair / 8, groups = n_groups(a.n_tokens), n_blocks = (a.n_in + 63) / 64 * 2;
     const bool whole = a.n_in % 4 == 0;
     float inverse[2];
     device const float * row[2];
@@ -71,109 +75,144 @@ struct tile_rows {
     uint row_bytes, row0, rows;
     uint own(uint r) const { return min(has_glu ? row0 + 8 * (r / 16) + r % 8 : row0 + r, rows - 1); }
     bool is_up(uint r) const { return has_glu && r / 8 % 2 == 1; }
+    // Bytes from where 16 of them begin to chunk `c` of row r.
+    uint shift(ushort type, uint r, uint c) const { return may_shift(type) ? (own(r) * row_bytes + c * chunk_bytes(type)) & 15 : 0; }
 };
 
-// Copies chunk `c` of the tile's rows as it lies, from the word in which it begins; zeros past a row's end. Eight threads a
-// row take neighbouring pieces.
-inline void copy_chunk(ushort type, threadgroup uchar * to, tile_rows rows, uint n_rows, uint c, uint tid, uint n_threads) {
-    const uint stride = chunk_stride(type), skip = c * chunk_bytes(type);
-    const bool wide = chunk_bytes(type) % 16 == 0 && rows.row_bytes % 16 == 0;
-    const uint piece = wide ? 16 : 4, n = wide ? chunk_bytes(type) : (chunk_bytes(type) + (may_shift(type) ? 3 : 0) + 3) / 4 * 4;
-    for (uint r = tid / 8; r < n_rows; r += n_threads / 8) {
-        const ulong begin = ulong(rows.own(r)) * rows.row_bytes;
-        const uint shift = may_shift(type) ? uint(begin + skip) & 3 : 0, left = rows.row_bytes - min(skip, rows.row_bytes) + shift;
-        device const uchar * from = (rows.is_up(r) ? rows.up : rows.w) + begin + skip - shift;
-        for (uint i = piece * (tid & 7); i < n; i += 8 * piece) {
-            const uint some = min(left - min(i, left), piece);
-            if (wide) copy16(to + r * stride + i, some > 0 ? from + i : rows.w, some);
-            else copy4(to + r * stride + i, some > 0 ? from + i : rows.w, some);
-        }
+// Copies chunk `c` of the tile's rows as it lies, from the 16 bytes in which it begins; zeros past a row's end. T threads
+// a row take pieces in turn.
+template <uint T>
+inline void copy_chunk(ushort type, threadgroup uchar * to, tile_rows rows, uint c, uint tid) {
+    const uint r = tid / T, skip = c * chunk_bytes(type), shift = rows.shift(type, r, c);
+    const uint left = rows.row_bytes - skip + shift, n = 16 * chunk_pieces(type);
+    device const uchar * from = (rows.is_up(r) ? rows.up : rows.w) + ulong(rows.own(r)) * rows.row_bytes + skip - shift;
+#pragma unroll
+    for (uint k = 0; k < n; k += 16 * T) {
+        const uint i = k + 16 * (tid % T), some = min(left - min(i, left), 16u);
+        if (i < n) copy16(to + r * chunk_stride(type) + i, some > 0 ? from + i : rows.w, some);
     }
 }
 
-// Adds a tile's products to `sums`: 2 by RG simdgroups of 16 I tokens and 32 rows each. `pool` has two slices of 64 inputs of
-// the tokens, two chunks of the rows and the scales of one chunk; while one is multiplied the next is copied. A sum goes over
-// the blocks of a row in order; within a block (16 or 32 values that share a scale) it is the tensor cores' own.
-template <uint I, uint RG>
-inline void tile_products(ushort type, tile_rows rows, device const uchar * fragments, constant project_args & a, uint token0,
-                          threadgroup uchar * pool, uint tid, uint lane, uint sg, thread float4 (&sums)[I][4]) {
-    const uint n_threads = 64 * RG, n_rows = 32 * RG, slice_bytes = 4096 * I, stride = chunk_stride(type);
-    const uint per_chunk = chunk_values(type) / 64;
-    threadgroup uchar * chunks = pool + 2 * slice_bytes;
-    threadgroup float * scales = (threadgroup float *)(chunks + 2 * n_rows * stride), * seconds = scales + n_rows * n_scales(type);
-    const uint g = lane / 4, t = lane & 3, rows_at = 32 * (sg % RG);
-    const uint slices = (a.n_in + 63) / 64, groups = (a.n_tokens + 15) / 16;
-    uint shift[4];
-    for (uint j = 0; j < 4; j++) shift[j] = rows.own(rows_at + 8 * j + g) * rows.row_bytes & 3;
-    const uint2 ones = uint2(0x3C003C00u);
+// The scales of a chunk over the rows' powers of two, twice in a word as halves: `scales[n_rows * i + r]` is scale `i` of row r,
+// and `minima` its minimum; of values that are not codes, one over the power. `powers[r]` is the least that serves the row's
+// values so far, and `before` those of the chunk before. Lanes side by side have the scales of a row; T threads for each row.
+template <uint T>
+inline void tile_scales(ushort type, tile_rows rows, uint n_rows, uint c, bool is_first, threadgroup const uchar * chunk,
+                        threadgroup uint * scales, threadgroup uint * minima, threadgroup const float * before,
+                        threadgroup float * powers, uint tid) {
+    const uint n = n_scales(type);
+#pragma unroll
+    for (uint k = 0; k < n; k += T) {
+        const uint at = n_rows * k + tid, r = at / n, i = at % n;
+        const float2 both = chunk_scale(type, chunk + r * chunk_stride(type) + rows.shift(type, r, c), i);
+        float most = is_divided(type) ? both.x : fma(128.0f, fabs(both.x), fabs(both.y));  // no code is larger
+        for (ushort m = 1; m < n; m *= 2) most = max(most, simd_shuffle_xor(most, m));
+        const float power = max(is_first ? 0.0f : before[r], power_below(most)), inverse = inverse_power(power);
+        if (i == 0) powers[r] = power;
+        scales[n_rows * i + r] = is_divided(type) ? as_type<uint>(inverse) : pack_halves(both.x * inverse, both.x * inverse);
+        if (has_minimum(type)) minima[n_rows * i + r] = pack_halves(both.y * inverse, both.y * inverse);
+    }
+}
 
-    copy_chunk(type, chunks, rows, n_rows, 0, tid, n_threads);
-    for (uint n = 0; n <= slices; n++) {  // slice n is asked for, and slice n - 1 multiplied
+// Adds products of a tile to `sums`: T by RG simdgroups of 16 I tokens and 32 rows each, of chunks from `first` on, in `steps`
+// slices of 64 values. `pool` has two slices of the tokens' inputs, two chunks of the rows, two powers of two a row and the
+// scales of a chunk; while one is multiplied the next is copied. A sum goes over the values in order; within 16 of them it is
+// the tensor cores' own. All simdgroups of a threadgroup take as many steps.
+template <uint I, uint T, uint RG>
+inline void tile_products(ushort type, tile_rows rows, device const uchar * fragments, constant project_args & a, uint token0, uint first,
+                          uint steps, threadgroup uchar * pool, uint tid, uint lane, uint sg, thread float4 (&sums)[I][4]) {
+    const uint n_threads = 32 * T * RG, n_rows = 32 * RG, block_size = 1024 * I * T, stride = chunk_stride(type);
+    const uint per_chunk = chunk_values(type) / 64, slices = (a.n_in + 63) / 64;
+    const uint mine = min(slices - min(first * per_chunk, slices), steps);
+    threadgroup uchar * chunks = pool + 4 * block_size;
+    threadgroup float * powers = (threadgroup float *)(chunks + 2 * n_rows * stride);
+    threadgroup uint * scales = (threadgroup uint *)(powers + 2 * n_rows), * minima = scales + n_rows * n_scales(type);
+    const uint g = lane / 4, t = lane & 3, rows_at = 32 * (sg % RG);
+    const ulong next_block = 1024 * n_groups(a.n_tokens);
+    device const uchar * source = fragments + 2 * first * per_chunk * next_block + 64 * token0 + 16 * tid;
+    uint shift[4];
+    for (uint j = 0; j < 4; j++) shift[j] = rows.shift(type, rows_at + 8 * j + g, first);
+
+    if (mine > 0) copy_chunk<T>(type, chunks, rows, first, tid);
+    for (uint n = 0; n <= steps; n++) {  // slice n is asked for, and slice n - 1 multiplied
         if (n > 0) {
             if (per_chunk > 1 && n > 1 && (n - 2) % per_chunk == 0) wait_for_copies<1>();  // the last is a chunk for later
             else wait_for_copies<0>();
             threadgroup_barrier(mem_flags::mem_threadgroup);
         }
-        if (n < slices) {
-            threadgroup uchar * to = pool + (n & 1) * slice_bytes;
-            for (uint i = tid; i < 256 * I; i += n_threads) {
-                const uint block = i / (128 * I), group = min(token0 / 16 + i / 64 % (2 * I), groups - 1);
-                copy16(to + 16 * i, fragments + 16 * ((ulong(2 * n + block) * groups + group) * 64 + (i & 63)), 16);
+        if (n < mine) {
+            threadgroup uchar * to = pool + (n & 1) * 2 * block_size + 16 * tid;
+#pragma unroll
+            for (uint block = 0; block < 2; block++) {
+#pragma unroll
+                for (uint i = 0; i < block_size; i += 16 * n_threads) copy16(to + block_size * block + i, source + i, 16);
+                source += next_block;
             }
         }
         end_copies();
         if (n == 0) continue;
         const uint chunk = (n - 1) / per_chunk, within = (n - 1) % per_chunk;
         threadgroup const uchar * rows_here = chunks + (chunk & 1) * n_rows * stride;
-        const uint skip = chunk * chunk_bytes(type);
         if (within == 0) {
-            if ((chunk + 1) * per_chunk < slices) copy_chunk(type, chunks + ((chunk + 1) & 1) * n_rows * stride, rows, n_rows, chunk + 1, tid, n_threads);
+            if ((chunk + 1) * per_chunk < mine) copy_chunk<T>(type, chunks + (~chunk & 1) * n_rows * stride, rows, first + chunk + 1, tid);
             end_copies();
-            for (uint i = tid; i < n_rows * n_scales(type); i += n_threads) {
-                const uint r = i % n_rows, at = may_shift(type) ? (rows.own(r) * rows.row_bytes + skip) & 3 : 0;
-                const float2 both = chunk_scale(type, rows_here + r * stride + at, i / n_rows);
-                scales[i] = both.x;
-                if (has_minimum(type) || has_inverse(type)) seconds[i] = both.y;
+            if (type != F16) {
+                threadgroup float * now = powers + (chunk & 1) * n_rows, * before = powers + (~chunk & 1) * n_rows;
+                if (n <= mine) tile_scales<T>(type, rows, n_rows, first + chunk, chunk == 0, rows_here, scales, minima, before, now, tid);
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                for (uint j = 0; j < 4 && chunk > 0 && n <= mine; j++) {
+                    const uint r = rows_at + 8 * j + 2 * t;
+                    const float2 from = float2(before[r], before[r + 1]), to = float2(now[r], now[r + 1]);
+                    if (from.x == to.x && from.y == to.y) continue;
+                    const float2 less = from * float2(inverse_power(to.x), inverse_power(to.y));
+                    for (uint i = 0; i < I; i++) sums[i][j] *= less.xyxy;
+                }
             }
-            threadgroup_barrier(mem_flags::mem_threadgroup);
         }
-        threadgroup const uint4 * inputs = (threadgroup const uint4 *)(pool + ((n - 1) & 1) * slice_bytes);
+        if (n > mine) continue;
+        threadgroup const uint4 * inputs = (threadgroup const uint4 *)(pool + ((n - 1) & 1) * 2 * block_size) + 64 * I * (sg / RG) + lane;
+#pragma unroll
         for (uint half_ = 0; half_ < 2; half_++) {
             const uint block = 2 * within + half_;
-            uint4 x[I][2];
-            float4 totals[I][2];  // of the inputs of either 16, where there is a minimum to multiply them with
-            for (uint i = 0; i < I; i++) {
-                for (uint k = 0; k < 2; k++) x[i][k] = inputs[64 * (2 * I * half_ + I * (sg / RG) + i) + 32 * k + lane];
-                if (has_minimum(type)) {
-                    totals[i][0] = product_16x8x16(x[i][0], ones, lane);
-                    if (has_16(type)) totals[i][1] = product_16x8x16(x[i][1], ones, lane);
-                    else mma_16x8x16(totals[i][0], x[i][1], ones, lane);
+            uint4 w[4];
+            for (uint j = 0; j < 4; j++) {
+                const uint r = rows_at + 8 * j + g, at = may_shift(type) ? (shift[j] + chunk * chunk_bytes(type)) & 15 : 0;
+                const float inverse = is_divided(type) ? as_type<float>(scales[n_rows * block + r]) : 0.0f;
+                w[j] = chunk_codes(type, rows_here + r * stride + at, block, t, inverse);
+                for (uint k = 0; k < 4 && type != F16 && !is_divided(type); k++) {
+                    const uint s = n_rows * (has_16(type) ? 2 * block + k / 2 : block) + r;
+                    w[j][k] = fma_halves(w[j][k], scales[s], has_minimum(type) ? minima[s] : 0);
                 }
             }
-            for (uint j = 0; j < 4; j++) {
-                const uint r = rows_at + 8 * j + g, at = may_shift(type) ? (shift[j] + skip) & 3 : 0;
-                const float inverse = has_inverse(type) ? seconds[n_rows * block + r] : 0.0f;
-                const uint4 codes = chunk_codes(type, rows_here + r * stride + at, block, t, inverse);
-                for (uint k = 0; k < (has_16(type) ? 2 : 1); k++) {
-                    const uint s = n_rows * (has_16(type) ? 2 * block + k : block) + rows_at + 8 * j + 2 * t;
-                    const float2 scale = *(threadgroup const float2 *)(scales + s);
-                    const float2 least = has_minimum(type) ? *(threadgroup const float2 *)(seconds + s) : float2(0.0f);
-                    for (uint i = 0; i < I; i++) {
-                        float4 p = product_16x8x16(x[i][k], k == 0 ? codes.xy : codes.zw, lane);
-                        if (!has_16(type)) mma_16x8x16(p, x[i][1], codes.zw, lane);
-                        sums[i][j] = fma(p, scale.xyxy, sums[i][j]);
-                        if (has_minimum(type)) sums[i][j] = fma(totals[i][k].xxzz, least.xyxy, sums[i][j]);
-                    }
-                }
+            for (uint k = 0; k < 2; k++) {
+                uint4 x[I];
+                for (uint i = 0; i < I; i++) x[i] = inputs[64 * I * T * half_ + 64 * i + 32 * k];
+                for (uint j = 0; j < 4; j++)
+                    for (uint i = 0; i < I; i++) mma_16x8x16(sums[i][j], x[i], k == 0 ? w[j].xy : w[j].zw, lane);
             }
         }
     }
+    if (type == F16 || mine == 0) return;
+    threadgroup const float * last = powers + ((mine - 1) / per_chunk & 1) * n_rows + rows_at + 2 * t;
+    for (uint j = 0; j < 4; j++)
+        for (uint i = 0; i < I; i++) sums[i][j] *= float2(last[8 * j], last[8 * j + 1]).xyxy;
+}
+
+// Of the chunks of a row those that are `part`'s.
+template <uint I, uint T, uint RG>
+inline void part_products(ushort type, tile_rows rows, device const uchar * fragments, constant project_args & a, uint token0, uint part,
+                          threadgroup uchar * pool, uint tid, uint lane, uint sg, thread float4 (&sums)[I][4]) {
+    const uint per_chunk = chunk_values(type) / 64, slices = (a.n_in + 63) / 64, n_chunks = (slices + per_chunk - 1) / per_chunk;
+    const uint n = (n_chunks + parts - 1) / parts, n_scaled = n_scales(type) * (has_minimum(type) ? 2 : 1) + 2;
+    const uint nbytes = 4096 * I * T + 32 * RG * (2 * chunk_stride(type) + 4 * n_scaled);
+    tile_products<I, T, RG>(type, rows, fragments, a, token0, part * n, min(n * per_chunk, slices), pool + part * nbytes, tid, lane, sg, sums);
 }
 
 // y (n_out, n_tokens): as `project` (project.metal), without its norm, of what `gemm_inputs` made of x; the gate and up of
 // swiglu and geglu are of one type. Grid: x, tiles of 32 RG rows within a segment (half as many of gate, and of up); y, tiles of
-// 32 I tokens. 64 RG threads. A threadgroup owns its tile of y. `pool`: see tile_products.
-template <uint I, uint RG>
+// 16 I T tokens. 32 T RG threads for each part. A threadgroup owns its tile of y: each part sums some chunks of the rows, then the
+// first adds up. `pool`: see tile_products, for each part.
+template <uint I, uint T, uint RG>
 kernel void gemm_mma(constant project_args & a [[buffer(0)]], device const uchar * fragments [[buffer(1)]],
                      device const float * token_scales [[buffer(2)]], device const uchar * w0 [[buffer(3)]],
                      device const uchar * w1 [[buffer(4), function_constant(has_1)]],
@@ -183,9 +222,10 @@ kernel void gemm_mma(constant project_args & a [[buffer(0)]], device const uchar
                      device const float * b2 [[buffer(8), function_constant(has_bias_2)]],
                      device const float * residual [[buffer(9), function_constant(has_add)]], device float * y [[buffer(10)]],
                      threadgroup uchar * pool [[threadgroup(0)]], uint2 tg [[threadgroup_position_in_grid]],
-                     uint tid [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-                     uint sg [[simdgroup_index_in_threadgroup]]) {
-    const uint ROWS = 32 * RG, token0 = 32 * I * tg.y;
+                     uint thread_ [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                     uint simdgroup_ [[simdgroup_index_in_threadgroup]]) {
+    const uint n_threads = 32 * T * RG, part = thread_ / n_threads, tid = thread_ % n_threads, sg = simdgroup_ % (T * RG);
+    const uint ROWS = 32 * RG, token0 = 16 * I * T * tg.y;
     const uint tiles_0 = (a.rows[0] + ROWS - 1) / ROWS, tiles_1 = (a.rows[1] + ROWS - 1) / ROWS;
     const uint which = has_glu || !has_1 || tg.x < tiles_0 ? 0 : !has_2 || tg.x < tiles_0 + tiles_1 ? 1 : 2;
     const uint row0 = has_glu ? ROWS / 2 * tg.x : ROWS * (tg.x - (which > 0 ? tiles_0 : 0) - (which > 1 ? tiles_1 : 0));
@@ -198,9 +238,16 @@ kernel void gemm_mma(constant project_args & a [[buffer(0)]], device const uchar
     for (uint i = 0; i < I; i++)
         for (uint j = 0; j < 4; j++) sums[i][j] = float4(0.0f);
     const ushort type = which == 0 ? type_0 : which == 1 ? type_1 : type_2;  // each type is one body
-    if (has_glu || type == type_0) tile_products<I, RG>(type_0, rows, fragments, a, token0, pool, tid, lane, sg, sums);
-    else if (has_1 && type_1 != type_0 && type == type_1) tile_products<I, RG>(type_1, rows, fragments, a, token0, pool, tid, lane, sg, sums);
-    else if (has_2 && type_2 != type_0 && type_2 != type_1) tile_products<I, RG>(type_2, rows, fragments, a, token0, pool, tid, lane, sg, sums);
+    if (has_glu || type == type_0) part_products<I, T, RG>(type_0, rows, fragments, a, token0, part, pool, tid, lane, sg, sums);
+    else if (has_1 && type_1 != type_0 && type == type_1) part_products<I, T, RG>(type_1, rows, fragments, a, token0, part, pool, tid, lane, sg, sums);
+    else if (has_2 && type_2 != type_0 && type_2 != type_1) part_products<I, T, RG>(type_2, rows, fragments, a, token0, part, pool, tid, lane, sg, sums);
+    if (parts > 1) {
+        threadgroup float4 * meet = (threadgroup float4 *)pool + tid;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = 0; i < 4 * I && part > 0; i++) meet[n_threads * ((part - 1) * 4 * I + i)] = sums[i / 4][i % 4];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = 0; i < (parts - 1) * 4 * I && part == 0; i++) sums[i / 4 % I][i % 4] += meet[n_threads * i];
+    }
 
     next_may_be_placed();
     const uint first = (which > 0 ? a.rows[0] : 0) + (which > 1 ? a.rows[1] : 0);
@@ -208,7 +255,7 @@ kernel void gemm_mma(constant project_args & a [[buffer(0)]], device const uchar
     for (uint i = 0; i < I; i++)
         for (uint h = 0; h < 2; h++) {
             const uint token = token0 + tokens_at + 16 * i + 8 * h + g;
-            if (token >= a.n_tokens) continue;
+            if (token >= a.n_tokens || part > 0) continue;
             const float scale = token_scales[token];
             for (uint j = 0; j < 4; j++) {
                 if (has_glu && j % 2 == 1) continue;
@@ -226,7 +273,7 @@ kernel void gemm_mma(constant project_args & a [[buffer(0)]], device const uchar
             }
         }
 }
-typedef decltype(gemm_mma<4, 2>) gemm_t;
-template [[host_name("gemm_mma_128x64")]] kernel gemm_t gemm_mma<4, 2>;
-template [[host_name("gemm_mma_64x64")]] kernel gemm_t gemm_mma<2, 2>;
-template [[host_name("gemm_mma_32x32")]] kernel gemm_t gemm_mma<1, 1>;
+typedef decltype(gemm_mma<4, 2, 2>) gemm_t;
+template [[host_name("gemm_mma_128x64")]] kernel gemm_t gemm_mma<4, 2, 2>;
+template [[host_name("gemm_mma_64x64")]] kernel gemm_t gemm_mma<2, 2, 2>;
+template [[host_name("gemm_mma_32x32")]] kernel gemm_t gemm_mma<1, 2, 1>;

@@ -15,6 +15,7 @@ inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint) { msl_cuda::
 inline void mma_16x8x16(thread float4 & d, uint4 a, uint2 b, uint) { msl_cuda::mma_f16(d, a, b); }
 inline float4 product_16x8x16(uint4 a, uint2 b, uint) { return msl_cuda::product_f16(a, b); }
 inline uint minus_halves(uint a, uint b) { return msl_cuda::minus_halves(a, b); }
+inline uint fma_halves(uint a, uint b, uint c) { return msl_cuda::fma_halves(a, b, c); }
 inline uint pack_halves(float low, float high) { return msl_cuda::pack_halves(low, high); }
 inline float power_of_two(float x) { return msl_cuda::power_of_two(x); }  // off by up to 2^-22 of itself, 0 below 2^-126
 #else
@@ -48,6 +49,9 @@ inline float4 product_16x8x16(uint4 a, uint2 b, uint lane) {  // from zero
     return d;
 }
 inline uint minus_halves(uint a, uint b) { return as_type<uint>(as_type<half2>(a) - as_type<half2>(b)); }
+inline uint fma_halves(uint a, uint b, uint c) {
+    return as_type<uint>(fma(as_type<half2>(a), as_type<half2>(b), as_type<half2>(c)));
+}
 inline uint pack_halves(float low, float high) { return as_type<uint>(half2(half(low), half(high))); }
 inline float power_of_two(float x) { return exp2(x); }
 #endif

@@ -1,24 +1,24 @@
-// A weight row's codes as halves, for the tensor cores: a row is copied as it lies, in chunks, and each lane takes its own
-// codes out of threadgroup memory. Codes are whole numbers that a half holds exactly; scales are applied to f32 sums.
-// Layouts are those of weights.h.
+// A weight row as halves, for the tensor cores: a row is copied as it lies, in chunks, and each lane takes its own codes out
+// of threadgroup memory. Codes are whole numbers that a half holds exactly, scales and minima are halves too; all of a row
+// share a power of two, so that none leaves a half's range. Layouts are those of weights.h.
 #pragma once
 #include "copies.h"
 #include "mma.h"
 #include "weights.h"
 
-// Values of a row in a chunk: 256, or fewer of plain types; bytes of it; bytes between rows of a chunk in threadgroup memory:
-// 16 more than a multiple of 32, so that eight rows' words lie in different banks. project.py has the same numbers.
-inline uint chunk_values(ushort type) { return type == F32 ? 64 : is_plain(type) ? 128 : 256; }
+// Values of a row in a chunk: 256, or fewer of wide types; bytes of it; bytes between rows of a chunk in threadgroup memory,
+// which begin where 16 bytes of the row do: 16 more than a multiple of 32, so that eight rows' words lie in different banks.
+// project.py has the same numbers.
+inline uint chunk_values(ushort type) { return type == F32 ? 64 : is_plain(type) || type == Q8_0 ? 128 : 256; }
 inline uint chunk_bytes(ushort type) { return is_super(type) ? block_bytes(type) : block_bytes(type) * (chunk_values(type) / 32); }
-inline bool may_shift(ushort type) { return block_bytes(type) % 4 != 0 || type == F16 || type == BF16; }  // a row may begin within a word
-inline uint chunk_stride(ushort type) {
-    const uint least = chunk_bytes(type) + (may_shift(type) ? 3 : 0);
-    return (least + 15) / 32 * 32 + 16;
-}
-// Whether a scale is for 16 values, not 32; whether there is a minimum beside it; whether what stands there is the inverse.
+inline bool may_shift(ushort type) { return is_plain(type) || block_bytes(type) % 16 != 0; }  // a row may begin within 16 bytes
+inline uint chunk_pieces(ushort type) { return (chunk_bytes(type) + (may_shift(type) ? 15 : 0) + 15) / 16; }
+inline uint chunk_stride(ushort type) { return 16 * (chunk_pieces(type) | 1); }
+// Whether a scale is for 16 values, not 32; whether there is a minimum beside it; whether a value is not a code, and is
+// divided by the row's power of two.
 inline bool has_16(ushort type) { return type == Q2_K || type == Q3_K || type == Q6_K; }
 inline bool has_minimum(ushort type) { return type == Q4_1 || type == Q5_1 || type == Q2_K || type == Q4_K || type == Q5_K; }
-inline bool has_inverse(ushort type) { return type == F32 || type == BF16; }
+inline bool is_divided(ushort type) { return type == F32 || type == BF16; }
 inline uint n_scales(ushort type) { return chunk_values(type) / (has_16(type) ? 16 : 32); }
 
 inline uint near16(threadgroup const uchar * p) { return *(threadgroup const ushort *)p; }  // p is 2-byte aligned
@@ -33,14 +33,15 @@ inline float near_plain(ushort type, threadgroup const uchar * p, uint i) {
 // 2^k of the largest power of two up to |x|, less 14: what makes x up to 2^15, which a half holds; at least 2^-126.
 inline float power_below(float x) { return as_type<float>(max((as_type<uint>(x) >> 23 & 255u), 15u) - 14u << 23); }
 
-// Scale `i` of a chunk at p, and the minimum or the inverse of the scale.
+// Its inverse.
+inline float inverse_power(float x) { return as_type<float>(0x7F000000u - as_type<uint>(x)); }
+
+// Scale `i` of a chunk at p, and the minimum; of values that are not codes the largest, and 0.
 inline float2 chunk_scale(ushort type, threadgroup const uchar * p, uint i) {
-    if (type == F16) return float2(1.0f, 0.0f);
-    if (has_inverse(type)) {
+    if (is_divided(type)) {
         float most = 0.0f;
         for (uint k = 0; k < 32; k++) most = max(most, fabs(near_plain(type, p, 32 * i + k)));
-        const float scale = power_below(most);
-        return float2(scale, 1.0f / scale);
+        return float2(most, 0.0f);
     }
     if (!is_super(type)) {
         threadgroup const uchar * q = p + block_bytes(type) * i;
@@ -64,7 +65,7 @@ inline uint4 chunk_codes(ushort type, threadgroup const uchar * p, uint b, uint 
         const uint u = near32(q, false), v = near32(q + 4, false), w = near32(q + 32, false), x = near32(q + 36, false);
         return uint4((u & 65535u) | v << 16, u >> 16 | (v & 0xFFFF0000u), (w & 65535u) | x << 16, w >> 16 | (x & 0xFFFF0000u));
     }
-    if (has_inverse(type)) {
+    if (is_divided(type)) {
         uint4 out;
         for (uint k = 0; k < 4; k++) {
             const uint at = 32 * b + 16 * (k / 2) + 4 * t + k % 2;

@@ -53,7 +53,7 @@ PRODUCTS = (
         MANY,
         64,
         128,
-        "CUDA: tensor cores, inputs as halves; smaller tiles where those fill the GPU",
+        "CUDA: tensor cores, halves; smaller tiles, and two parts of the depth, where those fill the GPU",
     ),
     Choice("gemm", "gemm", MANY, 64, 32, "bound by arithmetic: simdgroup matrices; no norm prologue"),
     Choice("project_t8", "any", MANY, 2, 8, "eight tokens at a time, where gemm is off"),
@@ -97,14 +97,18 @@ def product(profile: Profile, n_tokens: int, *, coded: bool = True, mixed: bool 
     raise AssertionError("the last row serves everything")
 
 
-def mma_tile(profile: Profile, n_tokens: int, rows: int, nbytes: Callable[[int, int], int]) -> tuple[int, int]:
-    """Tokens and rows of a tile: the largest that gives each core one, else the smallest. `nbytes` is the threadgroup
-    memory that a tile takes; one of more than twice the tokens is left out, as is one that does not fit."""
+def mma_tile(profile: Profile, n_tokens: int, rows: int, nbytes: Callable[[int, int], int]) -> tuple[int, int, int]:
+    """Tokens and rows of a tile, and parts of its depth, each with threads of its own: two where there are less than
+    two tiles for each core and a core has room for two threadgroups of them. The largest tile whose parts are enough
+    for each core is taken, else the smallest; one of more than twice the tokens is left out, as is one that does not
+    fit. `nbytes` is the threadgroup memory that a part of a tile takes."""
+    most, parts = profile.max_threadgroup_bytes, 1
     for tile in MMA_TILES:
         tiles = -(-n_tokens // tile[0]) * -(-rows // tile[1])
-        if tiles >= profile.cores and 2 * n_tokens > tile[0] and nbytes(*tile) <= profile.max_threadgroup_bytes:
-            return tile
-    return MMA_TILES[-1]
+        parts = 2 if tiles < 2 * profile.cores and 4 * nbytes(*tile) <= most else 1
+        if tiles * parts >= profile.cores and 2 * n_tokens > tile[0] and nbytes(*tile) <= most:
+            break
+    return *tile, parts
 
 
 def head_group(group: int, *, alone: bool = False) -> int:

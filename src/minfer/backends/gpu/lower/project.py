@@ -21,7 +21,7 @@ SIMDGROUPS = 4
 EPILOGUES = ("none", "bias", "add", "swiglu", "geglu")
 GEMM_THREADS = 128
 #: Values of a row that `gemm_mma` has in threadgroup memory at a time, where not 256 (tile.h).
-CHUNK_VALUES = {"F32": 64, "F16": 128, "BF16": 128}
+CHUNK_VALUES = {"F32": 64, "F16": 128, "BF16": 128, "Q8_0": 128}
 #: `project_wide`: its most bytes of threadgroup memory, so that two threadgroups are on a core of the GPU.
 WIDE_BYTES = 96 << 10
 
@@ -112,8 +112,8 @@ def mma(
     def nbytes(tokens: int, rows: int) -> int:
         return max(tile_bytes(type_, tokens, rows) for type_ in types)
 
-    tokens, rows = choose.mma_tile(c.profile, n_tokens, sum(widths), nbytes)
-    constants["epilogue"] = EPILOGUES.index(op.epilogue)
+    tokens, rows, parts = choose.mma_tile(c.profile, n_tokens, sum(widths), nbytes)
+    constants |= {"parts": parts, "epilogue": EPILOGUES.index(op.epilogue)}
     halves, scales = rounded_bytes(n_in, n_tokens)
     made = [
         c.value(1, x),
@@ -132,7 +132,7 @@ def mma(
             args.PROJECT,
             values,
             made,
-            (8 * ceil_div(n_tokens, 16), 1, 1),
+            (64 * ceil_div(n_tokens, 128), 1, 1),
             128,
             nbytes=x.nbytes + halves,
         ),
@@ -144,11 +144,11 @@ def mma(
             values,
             [*taken, *(b for b in bound if b.slot > 2)],
             grid,
-            2 * rows,
+            2 * rows * parts,
             constants=constants,
             nbytes=moved,
             flops=flops,
-            threadgroup_bytes=nbytes(tokens, rows),
+            threadgroup_bytes=parts * nbytes(tokens, rows),
         ),
     ]
 
@@ -161,20 +161,20 @@ def row_counts(op: ir.Project) -> list[int]:
 
 
 def rounded_bytes(n_in: int, n_tokens: int) -> tuple[int, int]:
-    """Bytes of the inputs of `gemm_mma` as halves, whole 64 values of whole 16 tokens; and of their scales."""
-    return 2 * 64 * ceil_div(n_in, 64) * 16 * ceil_div(n_tokens, 16), 4 * n_tokens
+    """Bytes of the inputs of `gemm_mma` as halves, whole 64 values of whole 128 tokens; and of their scales."""
+    return 2 * 64 * ceil_div(n_in, 64) * 128 * ceil_div(n_tokens, 128), 4 * n_tokens
 
 
 def tile_bytes(type_: str, tokens: int, rows: int) -> int:
-    """Threadgroup memory of a tile of `gemm_mma`: two slices of 64 inputs as halves, two chunks of the rows, the scales
-    of one; the numbers are those of tile.h."""
+    """Threadgroup memory of a part of a tile of `gemm_mma`: two slices of 64 inputs as halves, two chunks of the rows,
+    the scales of one and two powers of two a row; the numbers are those of tile.h."""
     fmt = FORMATS[type_]
     values = CHUNK_VALUES.get(type_, 256)
-    shifts = 3 if type_ in ("F16", "BF16") or (fmt.block_size > 1 and fmt.block_bytes % 4) else 0
-    stride = (values // fmt.block_size * fmt.block_bytes + shifts + 15) // 32 * 32 + 16
-    per_scale = 16 if type_ in ("Q2_K", "Q3_K", "Q6_K") else 32
-    seconds = type_ in ("F32", "BF16", "Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
-    return 256 * tokens + 2 * rows * stride + 4 * rows * (values // per_scale) * (2 if seconds else 1)
+    shifts = 15 if fmt.block_bytes % 16 else 0
+    stride = 16 * (ceil_div(values // fmt.block_size * fmt.block_bytes + shifts, 16) | 1)
+    scales = values // (16 if type_ in ("Q2_K", "Q3_K", "Q6_K") else 32)
+    minima = scales if type_ in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K") else 0
+    return 256 * tokens + rows * (2 * stride + 4 * (2 + scales + minima))
 
 
 def wide(
