@@ -233,7 +233,7 @@ def main() -> None:
         command = [python, __file__, args.model, "--worker", name, "--threads", str(args.threads)]
         command += ["--works", args.works, "--kv", args.kv]
         workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        facts[name] = json.loads(workers[name].stdout.readline() or "{}")  # type: ignore[union-attr]
+        facts[name] = json.loads(workers[name].stdout.readline() or "{}")
     for _ in range(args.rounds):
         for work in works:
             for name, process in workers.items():
@@ -243,11 +243,11 @@ def main() -> None:
                         results[work][name].append(seconds)
                         peaks[name].append(peak)
                     continue
-                process.stdin.write(json.dumps(work) + "\n")  # type: ignore[union-attr]
-                process.stdin.flush()  # type: ignore[union-attr]
-                results[work][name] += json.loads(process.stdout.readline())  # type: ignore[union-attr]
+                process.stdin.write(json.dumps(work) + "\n")
+                process.stdin.flush()
+                results[work][name] += json.loads(process.stdout.readline())
     for process in workers.values():
-        process.stdin.close()  # type: ignore[union-attr]
+        process.stdin.close()
         process.wait()
     print_table(results, peaks, facts["minfer"])
 

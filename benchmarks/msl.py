@@ -71,7 +71,7 @@ def main() -> None:
         blocks["d"], blocks["m"] = rng.uniform(0.01, 0.1, blocks.shape), rng.uniform(-0.5, 0.5, blocks.shape)
         blocks["qs"] = rng.integers(0, 256, (*blocks.shape, 16))
         x = rng.standard_normal(576).astype(np.float32)
-        return blocks, x, np.zeros(rows, np.float32), np.uint32(rows), np.uint32(576)  # type: ignore[return-value]
+        return blocks, x, np.zeros(rows, np.float32), np.uint32(rows), np.uint32(576)
 
     big, part = problem(49152), problem(4096)
     y = np.zeros(32, np.float32)

@@ -40,7 +40,7 @@ ENVIRONMENT = """\
 def reference() -> str:
     """The whole page."""
     parts = [HEAD]
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in typer.main.get_command(app).commands.items():
         parts.append(_command(name, command))
     parts.append("### While chatting\n\n```text\n" + HELP + "\n```\n")
     rows = "".join(f"| {code} | {meaning.replace('|', chr(92) + '|')} |\n" for code, meaning in EXIT_CODES.items())
@@ -50,7 +50,7 @@ def reference() -> str:
 
 def _command(name: str, command: object) -> str:
     usage, options = [f"minfer {name}"], []
-    for parameter in command.params:  # type: ignore[attr-defined]
+    for parameter in command.params:
         names = ", ".join(f"`{option}`" for option in parameter.opts)
         text = (parameter.help or "").replace("|", "\\|")
         if parameter.param_type_name == "argument":
@@ -62,7 +62,7 @@ def _command(name: str, command: object) -> str:
         default = parameter.default
         shown = f" [default: {default}]" if default not in (None, False) and not callable(default) else ""
         options.append(f"| {names}{value} | {text}{shown} |")
-    doc = inspect.cleandoc(command.callback.__doc__ or "").replace("\n", " ").replace("  ", " ")  # type: ignore[attr-defined]
+    doc = inspect.cleandoc(command.callback.__doc__ or "").replace("\n", " ").replace("  ", " ")
     return (
         f"## `{' '.join([*usage, '[OPTIONS]'])}`\n\n{doc}\n\n| option | meaning |\n| --- | --- |\n"
         + "\n".join(options)

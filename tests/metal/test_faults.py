@@ -272,7 +272,7 @@ def test_without_residency_sets(mac: Runtime) -> None:
 def test_weights_are_in_the_residency_set(mac: Runtime) -> None:
     engine = open_engine(PATH, device="metal")
     sets = [i for i in mac.alive if i.owner == "MTLResidencySet"]
-    assert [len(s.committed) for s in sets] == [1]  # type: ignore[attr-defined]
+    assert [len(s.committed) for s in sets] == [1]
     engine.close()
 
 

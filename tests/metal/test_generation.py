@@ -32,7 +32,7 @@ def follow(engine: Engine, prompt: Sequence[int], n: int) -> list[bytes]:
 
 
 def run(path: Path, device: str, n: int, **options: object) -> list[bytes]:
-    return follow(open_engine(path, device=device, **options), PROMPT, n)  # type: ignore[arg-type]
+    return follow(open_engine(path, device=device, **options), PROMPT, n)
 
 
 @pytest.mark.parametrize("replay", ["0", "1"])
@@ -150,7 +150,7 @@ def test_rows_move_on_the_gpu(mac: Runtime) -> None:
     engine = open_engine(TINY / "qwen2.gguf", device="metal")
     engine.prefill(PROMPT)
     backend = engine.backends["metal"]
-    region = backend.regions[0]  # type: ignore[attr-defined]
+    region = backend.regions[0]
     size = region.row_bytes
     before = backend.read(region.k, 5 * size)
     backend.copy_rows([(0, 2, 3)])  # overlaps itself
@@ -174,7 +174,7 @@ def _steps(engine: Engine, n: int, mac: Runtime) -> list[int]:
 
 def _launches(engine: Engine, n_tokens: int) -> int:
     plan = engine.plan(n_tokens)
-    return sum(len(engine.backends["metal"].lower(plan, split)[1]) for split in plan.splits)  # type: ignore[attr-defined]
+    return sum(len(engine.backends["metal"].lower(plan, split)[1]) for split in plan.splits)
 
 
 def test_messages_of_direct_encoding(mac: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +186,8 @@ def test_messages_of_direct_encoding(mac: Runtime, monkeypatch: pytest.MonkeyPat
     assert counts[-1] == counts[-2]
     assert counts[-1] <= 4 * launches + 14, "recorded: pipeline, buffers, barrier, dispatch"
     assert mac.messages["commandBuffer"] == mac.messages["commit"] == 1
-    device = engine.backends["metal"].device  # type: ignore[attr-defined]
-    steps = engine.cache.get(engine.params(12)).programs[0].steps  # type: ignore[attr-defined]
+    device = engine.backends["metal"].device
+    steps = engine.cache.get(engine.params(12)).programs[0].steps
     for _ in range(2):  # the first makes pipelines
         mac.messages.clear()
         device.encode(steps)
@@ -211,7 +211,7 @@ def test_messages_of_a_replayed_step_on_an_m1(monkeypatch: pytest.MonkeyPatch) -
         bound = mac.messages["setComputePipelineState:"]
         assert bound == mac.messages["dispatchThreadgroups:threadsPerThreadgroup:"]
         plan = engine.plan(1)
-        launches = engine.backends["metal"].lower(plan, plan.splits[0])[1]  # type: ignore[attr-defined]
+        launches = engine.backends["metal"].lower(plan, plan.splits[0])[1]
         assert bound == len({(launch.family, launch.kernel, launch.constants) for launch in launches})
         assert counts[-1] == 14 + 2 * bound
         engine.close()
@@ -221,7 +221,7 @@ def test_messages_of_a_replayed_step_on_an_m1(monkeypatch: pytest.MonkeyPatch) -
 def test_inputs_are_written_without_a_message(mac: Runtime) -> None:
     engine = open_engine(TINY / "qwen3.gguf", device="metal")
     engine.prefill(PROMPT)
-    device = engine.backends["metal"].device  # type: ignore[attr-defined]
+    device = engine.backends["metal"].device
     buffer = device.buffer(64, "input")
     mac.messages.clear()
     device.write(buffer, 0, bytes(64))
@@ -236,6 +236,6 @@ def test_weights_stay_in_the_file(mac: Runtime) -> None:
     engine = open_engine(path, device="metal", n_ctx=8)
     engine.prefill([1])
     assert mac.messages["newBufferWithBytesNoCopy:length:options:deallocator:"] == 1
-    wrapped = [i.software for i in mac.alive if i.owner == "MTLBuffer" and not i.counted]  # type: ignore[attr-defined]
+    wrapped = [i.software for i in mac.alive if i.owner == "MTLBuffer" and not i.counted]
     assert wrapped[0].length >= sum(engine.file.data(name).nbytes for name in engine.file.tensors)
     engine.close()

@@ -48,13 +48,13 @@ def test_profile_says_what_is_timed(mac: Runtime, monkeypatch: pytest.MonkeyPatc
     measured = engine.start_profile()
     for token in (1, 5, 9):
         engine.prefill([token])
-    text = generate.profile(SimpleNamespace(engine=engine), measured)  # type: ignore[arg-type]
+    text = generate.profile(SimpleNamespace(engine=engine), measured)
     assert "metal: replay" in text
     assert "metal: wait" in text
     assert "launches of the last step, by the clock of metal:\n" in text
     assert "project_t1 " in text
     mac.faults.no_sample_buffer = True
-    text = generate.profile(SimpleNamespace(engine=engine), measured)  # type: ignore[arg-type]
+    text = generate.profile(SimpleNamespace(engine=engine), measured)
     assert "launches on metal are not timed: Apple M3 (pretended) samples no" in text
     engine.close()
 
@@ -64,7 +64,7 @@ def test_elsewhere_the_reason_is_said(device: str) -> None:
     engine = open_engine(PATH, device=device)
     assert engine.launch_times() == {}, "nothing ran yet"
     engine.prefill([1])
-    text = generate.profile(SimpleNamespace(engine=engine), Profile())  # type: ignore[arg-type]
+    text = generate.profile(SimpleNamespace(engine=engine), Profile())
     assert text == f"\n\nlaunches on {device} are not timed: {device} has no clock for single launches"
     engine.close()
 

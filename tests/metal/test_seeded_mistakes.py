@@ -267,7 +267,7 @@ def test_a_mistake_is_found(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ON_A_MACHINE)
 def test_a_mistake_is_found_on_a_machine(name: str, tmp_path: Path) -> None:
     file, old, new, machine, said = ON_A_MACHINE[name]
-    runtime = Runtime(**{k: v for k, v in machine.items() if k in ("family", "macos")})  # type: ignore[arg-type]
+    runtime = Runtime(**{k: v for k, v in machine.items() if k in ("family", "macos")})
     if machine.get("shuffle"):
         runtime.shuffle(seed=1)
     _finds(runtime, tmp_path, (file, old, new), said)

@@ -340,7 +340,7 @@ def test_simdgroup_matrices(lib: Library, how: dict[str, Any], kind: str) -> Non
     a, b = f32(m, k), f32(n, k)
     c = np.zeros((m, n), np.float32)
     if kind == "f16":
-        a, b = a.astype(np.float16), b.astype(np.float16)  # type: ignore[assignment]
+        a, b = a.astype(np.float16), b.astype(np.float16)
     stored = [(v.view(np.uint32) >> 16).astype(np.uint16) if kind == "bf16" else v for v in (a, b)]
     if kind == "bf16":
         a, b = ((s.astype(np.uint32) << 16).view(np.float32) for s in stored)

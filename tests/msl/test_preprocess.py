@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def expand(text: str, **options: object) -> str:
-    return " ".join(t.text for t in Preprocessor(**options).run(text, "a.metal"))  # type: ignore[arg-type]
+    return " ".join(t.text for t in Preprocessor(**options).run(text, "a.metal"))
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class ModelServer:
             {"mediaType": "application/vnd.ollama.image.model", "digest": digest, "size": len(data)},
         ]
         self.manifest({"schemaVersion": 2, "layers": layers}, name, tag)
-        blob = self.blobs[f"/v2/{name}/blobs/{digest}"] = Blob(data, **how)  # type: ignore[arg-type]
+        blob = self.blobs[f"/v2/{name}/blobs/{digest}"] = Blob(data, **how)
         return blob
 
     def manifest(self, content: object, name: str = "library/tiny", tag: str = "latest") -> None:

@@ -54,7 +54,7 @@ def byte_alphabet() -> list[str]:
     return [chr(b) if b in plain else chr(next(rest)) for b in range(256)]
 
 
-def tiny_bpe(merges: list[str], control: list[str] = (), user: list[str] = (), **extra) -> dict:  # type: ignore[assignment]
+def tiny_bpe(merges: list[str], control: list[str] = (), user: list[str] = (), **extra) -> dict:
     """Ids 0 to 255 are the bytes, then one token a merge, then control and user-defined tokens."""
     tokens = byte_alphabet() + [merge.replace(" ", "") for merge in merges]
     types = [1] * len(tokens) + [3] * len(control) + [4] * len(user)
@@ -68,7 +68,7 @@ def tiny_bpe(merges: list[str], control: list[str] = (), user: list[str] = (), *
     }
 
 
-def tiny_spm(pieces: dict[str, float], user: list[str] = (), **extra) -> dict:  # type: ignore[assignment]
+def tiny_spm(pieces: dict[str, float], user: list[str] = (), **extra) -> dict:
     """Ids: <unk> 0, <s> 1, </s> 2, bytes 3 to 258, then the pieces with their scores, then user-defined tokens."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *pieces, *user]
     return {

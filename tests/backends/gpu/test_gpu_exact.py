@@ -183,7 +183,7 @@ def test_every_length_to_200(fmt: str) -> None:
 def test_split_attention_agrees_with_whole() -> None:
     """4096 cells make 16 splits, most of them empty."""
     case = cases.causal("split", 64, 6, 2, 1, 700)
-    case = Case(case.name, case.op, case.inputs, case.kind, KvFill(128, 4096, case.kv.cells))  # type: ignore[union-attr]
+    case = Case(case.name, case.op, case.inputs, case.kind, KvFill(128, 4096, case.kv.cells))
     names = [launch.kernel for launch in gpu_cases.launches(case)]
     assert names[-2:] == ["attention_g4", "attention_combine"]
     got = run(case)

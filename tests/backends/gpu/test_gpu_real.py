@@ -41,7 +41,7 @@ def test_logits_equal_the_recorded_ones(real: tuple[str, Path, Recorded], prompt
             assert chosen == following
             sure += 1
     assert sure
-    device = engine.backends["simulator"].device  # type: ignore[attr-defined]
+    device = engine.backends["simulator"].device
     assert device.encoded == (1 if len(ids) == 1 else 2)  # a prompt of one token is a decode step
     assert device.recorded == 1
 
@@ -79,7 +79,7 @@ def test_a_decode_step_of_smollm2_reads_its_weights_once(smollm_path: Path, monk
     backend = engine.backends["simulator"]
     assert isinstance(backend, GpuBackend)
     used = read = 0
-    for step, report in backend.device.reports:  # type: ignore[attr-defined]
+    for step, report in backend.device.reports:
         launch = step.launch
         for b in launch.bindings:
             if b.ref.space == "weight" and launch.kernel.startswith("project") and b.slot in (3, 4, 5):

@@ -84,7 +84,7 @@ def test_a_store_takes_its_keys_from_another_backend() -> None:
     programs = tuple(engine._compile(plan, split) for split in splits)
     from minfer.graph.cache import Compiled
 
-    engine.cache.get = lambda params: Compiled(plan, programs)  # type: ignore[method-assign]
+    engine.cache.get = lambda params: Compiled(plan, programs)
     got = engine.forward([5, 6, 7], engine.cells.rows(3), 1)
     want = open_engine(TINY / "qwen3.gguf").prefill([5, 6, 7])
     assert np.abs(got[0] - want).max() < 1e-4
@@ -208,6 +208,6 @@ def test_layers_beyond_the_prefix_keep_their_rows_on_the_host() -> None:
     placement = place(arch(), GPU, "f32", gpu_layers=2)
     assert placement == Placement(GPU, (GPU, GPU, HOST), HOST)
     engine = open_engine(TINY / "qwen3.gguf", placement=placement)
-    assert sorted(engine.backends[GPU].regions) == [0, 1]  # type: ignore[attr-defined]
+    assert sorted(engine.backends[GPU].regions) == [0, 1]
     whole = open_engine(TINY / "qwen3.gguf").prefill(IDS)
     assert np.abs(engine.prefill(IDS) - whole).max() < 1e-4

@@ -203,7 +203,7 @@ class Encoder(Instance):
         self.encoding()
         self.ended = True
         self.buffer.open = None
-        self.software.end_encoding()  # type: ignore[attr-defined]
+        self.software.end_encoding()
 
     def dealloc(self) -> None:
         if not self.ended:

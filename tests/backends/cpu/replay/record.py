@@ -149,7 +149,7 @@ def record(case: Case, best: int = 0) -> bytes:
     """A case; of plain products with `best`, only so many of the largest, ranked by the same operation."""
     recorder, writer = Recorder(), Writer(case.name)
     backend = _Tap(case, recorder)
-    native, lower._native = lower._native, recorder  # type: ignore[assignment]
+    native, lower._native = lower._native, recorder
     try:
         cases.run(case, backend)
         sides = {_address(side) for r in backend.regions.values() for side in (r.k, r.v)}
