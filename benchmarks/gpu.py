@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import re
 import statistics
 import subprocess
 import sys
@@ -230,10 +231,19 @@ class Bench:
 def commit() -> str:
     try:
         return subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def driver_version() -> str:
+    try:
+        said = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return "unknown"
+    found = re.search(r"\d+\.\d+(\.\d+)?", said)
+    return found[0] if found else "unknown"
 
 
 def main() -> int:
@@ -266,8 +276,8 @@ def main() -> int:
                 bench.engine.close()
             path.unlink()
     today = datetime.datetime.now(datetime.UTC).date()
-    driver = ".".join(map(str, device.driver_version))
-    print(f"{device.gpu}, CUDA {driver}, {today}, commit {commit()}\n")
+    cuda = ".".join(map(str, device.driver_version))
+    print(f"{device.gpu}, driver {driver_version()} (CUDA {cuda}), {today}, commit {commit()}\n")
     print("| model | work | tokens/s | llama.cpp | ratio (bar) | GB/s (of a copy) | TFLOP/s (of f16) |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
