@@ -61,6 +61,15 @@ def test_a_window_of_one_row_returns_that_v_row(fmt: str) -> None:
     assert np.array_equal(out.reshape(2, 64), np.repeat(kept, 2, axis=0))
 
 
+def test_runs_in_any_order_are_their_rows() -> None:
+    """Cells 0, 1, 7, 3: as many as from the first to the last, and others."""
+    ordered, other = (
+        cases.run(cases.windowed("runs", 8, window, 1, "f32", None), ReferenceBackend())[0]
+        for window in ((0, 2, 3, 1, 7, 1, 0, 0), (0, 2, 7, 1, 3, 1, 0, 0))
+    )
+    assert np.abs(ordered - other).max() < 1e-6
+
+
 @pytest.mark.parametrize("fmt", KV_FORMATS)
 def test_many_rows_of_constant_v_give_the_constant(fmt: str) -> None:
     (out,) = cases.run(_by_name(f"attn/constant_v/{fmt}"), ReferenceBackend(fmt))

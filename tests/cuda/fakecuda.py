@@ -12,6 +12,7 @@ import enum
 import json
 import random
 import sys
+import threading
 import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,24 @@ if TYPE_CHECKING:
 
     import pytest
 
+#: Calls that need no current context.
+NO_CONTEXT = {
+    "cuInit",
+    "cuGetErrorString",
+    "cuDriverGetVersion",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxSetCurrent",
+}
 Result = enum.Enum(
     "CUresult",
     [
         ("CUDA_SUCCESS", 0),
         ("CUDA_ERROR_INVALID_VALUE", 1),
         ("CUDA_ERROR_OUT_OF_MEMORY", 2),
+        ("CUDA_ERROR_INVALID_CONTEXT", 201),
         ("CUDA_ERROR_NO_DEVICE", 100),
         ("CUDA_ERROR_NOT_READY", 600),
         ("CUDA_ERROR_ILLEGAL_ADDRESS", 700),
@@ -69,7 +82,7 @@ class Node:
 @dataclass
 class FakeCuda:
     """The state of the pretended machine, and its knobs: `capacity` bytes of memory, `fault` the result that every call
-    gives after the next launch, `hangs` whether launches never end."""
+    gives after the next launch, `hangs` whether launches never end, `full` the call for which there is no memory."""
 
     capacity: int = 1 << 30
     version: int = 13000
@@ -78,6 +91,7 @@ class FakeCuda:
     hangs: bool = False
     start: Any = OK
     broken: Any = OK
+    full: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -89,6 +103,7 @@ class FakeCuda:
         self.launched: list[str] = []
         self.graphs = self.running = 0
         self.random = random.Random(self.seed)
+        self.thread = threading.local()  # which context is current is a thread's own
 
     # --- what stands behind the calls ----------------------------------------------------------------------------
 
@@ -166,7 +181,10 @@ class FakeCuda:
             if self.broken is not OK and name not in ("cuInit", "cuGetErrorString"):
                 return (self.broken, *[None] * 1)
             try:
-                out = function(*args)
+                if name not in NO_CONTEXT and getattr(self.thread, "context", None) is None:
+                    out = Result.CUDA_ERROR_INVALID_CONTEXT
+                else:
+                    out = Result.CUDA_ERROR_OUT_OF_MEMORY if name == self.full else function(*args)
             except IndexError:
                 self.broken = Result.CUDA_ERROR_ILLEGAL_ADDRESS
                 return (self.broken,)
@@ -199,6 +217,7 @@ class FakeCuda:
 
     def cuCtxSetCurrent(self, ctx: str) -> None:
         assert ctx == "context"
+        self.thread.context = ctx
 
     def cuStreamCreate(self, Flags: int) -> str:
         self.live.add(f"stream {len(self.calls)}")

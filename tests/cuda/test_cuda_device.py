@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import fakecuda
@@ -22,7 +24,11 @@ from minfer.backends.gpu.devices.cuda import CudaDevice
 from minfer.backends.gpu.devices.simulator import SimulatorDevice
 from minfer.backends.gpu.launch import hazards
 from minfer.backends.reference import ReferenceBackend
+from minfer.engine import engine as engines
+from minfer.engine.place import place
 from minfer.errors import DeviceError, DeviceMemoryError, UnsupportedError
+from minfer.gguf import open_model
+from minfer.models import load_architecture
 from minfer.msl import nvrtc
 from minfer.msl.errors import ToolError
 
@@ -301,6 +307,63 @@ def test_out_of_memory_has_both_numbers_and_leaks_nothing(machine: FakeCuda) -> 
     device.write(kept, 0, b"still")
     assert device.read(kept, 0, 5) == b"still"
     device.close()
+
+
+def test_no_memory_for_a_graph_is_not_the_end(machine: FakeCuda) -> None:
+    engine = open_engine(TINY / "qwen3.gguf", device="cuda")
+    engine.prefill(PROMPT)
+    machine.full = "cuGraphInstantiate"
+    with pytest.raises(DeviceMemoryError, match="Pretended GPU has no memory left for cuGraphInstantiate"):
+        engine.prefill(PROMPT)
+    machine.full = ""
+    assert np.isfinite(engine.prefill(PROMPT)).all()
+    engine.close()
+    del engine
+    gc.collect()
+    assert (machine.memory, machine.pinned, machine.live, machine.graphs) == ({}, {}, set(), 0)
+
+
+def test_a_gpu_without_room_for_a_context_is_left_to_others(machine: FakeCuda) -> None:
+    machine.full = "cuDevicePrimaryCtxRetain"
+    with pytest.raises(UnsupportedError, match="the GPU cannot be used now: Pretended GPU has no memory left"):
+        CudaDevice()
+    arch = load_architecture(open_model(TINY / "qwen3.gguf"))
+    assert "cuda" not in place(arch, "auto", "f32").devices
+
+
+def test_a_refused_engine_gives_its_device_back(machine: FakeCuda) -> None:
+    with pytest.raises(DeviceMemoryError, match="free"):
+        open_engine(TINY / "qwen3.gguf", device="cuda", n_ctx=1 << 22)
+    assert (machine.memory, machine.pinned, machine.live) == ({}, {}, set())
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_one_thread_opened_another_gives_back(closed: bool, machine: FakeCuda) -> None:
+    """Closed there, or dropped and collected there."""
+    engine: Engine | None = open_engine(TINY / "qwen3.gguf", device="cuda")
+    assert engine
+    for _ in range(2):
+        engine.prefill(PROMPT)
+    assert machine.graphs == 1
+    with ThreadPoolExecutor(1) as other:
+        if closed:
+            other.submit(engine.close).result()
+        engine = None
+        other.submit(gc.collect).result()
+    assert (machine.memory, machine.pinned, machine.live, machine.graphs) == ({}, {}, set(), 0)
+
+
+def test_of_a_long_prompt_two_batches_are_under_way(machine: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "N_BATCH", 8)
+    engine = open_engine(TINY / "qwen3.gguf", device="cuda", n_ctx=64)
+    machine.calls.clear()
+    engine.prefill([*range(60)])
+    ahead, most = 0, 0
+    for call in machine.calls:
+        ahead += (call == "cuEventRecord") - (call == "cuEventQuery")  # here an event has always come
+        most = max(most, ahead)
+    assert (machine.calls.count("cuEventRecord"), ahead, most) == (7, 0, 2)  # and the last batch's result
+    engine.close()
 
 
 def test_a_fault_ends_the_device_and_names_the_launches(machine: FakeCuda) -> None:

@@ -126,6 +126,26 @@ def test_a_cubin_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvrtc.module(unit, [("kept", {})], "sm_80").cubin == first.cubin
 
 
+@needs_nvrtc
+def test_a_cubin_that_is_cut_off_is_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(nvrtc, "cache_dir", lambda: tmp_path / "kept")
+    unit = Library(HEAD + "kernel void cut(device float * x [[buffer(0)]]) { x[0] = 4; }").unit
+    first = nvrtc.module(unit, [("cut", {})], "sm_80").cubin
+    (kept,) = (tmp_path / "kept").glob("*.cubin")
+    for damage in (b"", kept.read_bytes()[:-1], first):
+        kept.write_bytes(damage)
+        assert nvrtc.module(unit, [("cut", {})], "sm_80").cubin == first
+        assert kept.read_bytes()[nvrtc.DIGEST :] == first
+
+
+@needs_nvrtc
+def test_what_cannot_be_kept_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(nvrtc, "cache_dir", lambda: tmp_path / "file" / "below")
+    unit = Library(HEAD + "kernel void lost(device float * x [[buffer(0)]]) { x[0] = 5; }").unit
+    assert nvrtc.module(unit, [("lost", {})], "sm_80").cubin[:4] == b"\x7fELF"
+
+
 def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MSL_NVRTC", "/nowhere/libnvrtc.so")
     nvrtc.library.cache_clear()

@@ -137,7 +137,8 @@ def attn(op: ir.Attn, q: F32, positions: I32, window: I32, region: KvRegion, fmt
             raise RequestError(
                 f"layer {region.layer}: query {i} reads cells {cells.min()} to {cells.max()} of {region.n_cells}"
             )
-        run = slice(cells[0], cells[-1] + 1) if cells[-1] - cells[0] + 1 == len(cells) else cells
+        in_order = np.array_equal(cells, np.arange(cells[0], cells[0] + len(cells)))
+        run = slice(cells[0], cells[-1] + 1) if in_order else cells
         k = fmt.unpack(region.k.reshape(rows)[run], region.n_values).reshape(-1, op.n_kv_head, op.head_dim)
         v = fmt.unpack(region.v.reshape(rows)[run], region.n_values).reshape(-1, op.n_kv_head, op.head_dim)
         scores = np.matmul(heads[i], k.transpose(1, 2, 0).astype(np.float64))

@@ -107,13 +107,18 @@ class Engine:
         self.allocator = Allocator(self.backends)
         self.cache: GraphCache[Program] = GraphCache(arch.build, self.backends, self.allocator, self._compile)
         self._last: Compiled[Program] | None = None
-        plan = self.plan(min(N_BATCH, n_ctx))
-        for name, backend in self.backends.items():
-            need(backend, arch, plan, n_ctx).check(backend.memory())
-            weights = sorted(weights_on(plan, name), key=lambda weight: weight.name)
-            backend.load_weights(file, weights, progress)
-        for layer, name in enumerate(placement.layers):
-            self.backends[name].add_kv_region(layer, n_ctx, self.n_kv_values, rows)
+        try:
+            plan = self.plan(min(N_BATCH, n_ctx))
+            for name, backend in self.backends.items():
+                need(backend, arch, plan, n_ctx).check(backend.memory())
+                weights = sorted(weights_on(plan, name), key=lambda weight: weight.name)
+                backend.load_weights(file, weights, progress)
+            for layer, name in enumerate(placement.layers):
+                self.backends[name].add_kv_region(layer, n_ctx, self.n_kv_values, rows)
+        except BaseException:
+            for backend in self.backends.values():
+                backend.close()
+            raise
 
     @property
     def n_ctx(self) -> int:
@@ -166,12 +171,18 @@ class Engine:
             raise RequestError("nothing to run: the prompt has no tokens")
         self.cells.require(len(tokens))
         start = (len(tokens) - 1) // N_BATCH * N_BATCH
+        before: Callable[[], object] | None = None
         for first in range(0, start, N_BATCH):
             batch = list(tokens[first : first + N_BATCH])
-            self._send(batch, self.cells.rows(len(batch)), 0, k)[1]()
+            sent = self._send(batch, self.cells.rows(len(batch)), 0, k)[1]
             self.cells.commit(batch)
+            if before is not None:  # two at most are under way: a device gives a wait so long, whatever waits with it
+                before()
+            before = sent
         last = list(tokens[start:])
         compiled, wait = self._send(last, self.cells.rows(len(last)), 1, k, keep)
+        if before is not None:
+            before()
         return Pass(self, last, k, compiled, wait)
 
     def greedy(self, tokens: Sequence[int], k: int = 1, n: int | None = None) -> Iterator[Pass]:
@@ -238,9 +249,14 @@ class Engine:
         if backend.chains and top_k is not None and n_outputs:  # a few words; all logits may be many megabytes
             node = plan.graph.nodes[plan.graph.outputs[0]]
             fetched = backend.fetch(self.allocator.buffer(plan.slot(node)), node.nbytes)
+        elif backend.chains and not n_outputs:  # a word of an input, which comes when the pass has ended
+            node = next(node for node in plan.graph if isinstance(node.op, Input))
+            fetched = backend.fetch(self.allocator.buffer(plan.slot(node)), 4)
 
         def wait() -> npt.NDArray[Any]:
             if not n_outputs:
+                if fetched is not None:
+                    fetched()
                 return np.zeros((0, self.arch.n_vocab), np.float32)
             node = plan.graph.nodes[plan.graph.outputs[0]]
             output = self._value(plan, node, keep) if fetched is None else _shaped(node, fetched())

@@ -6,6 +6,7 @@ CUDA. Our headers are handed over as text; no include directory is given, so a s
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import hashlib
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 HEADERS = ("msl_cuda.h", "msl_types.h", "msl_math.h")
 # Functions without a qualifier are device functions. No contraction, small numbers are kept, / and sqrt round right.
 OPTIONS = ("--std=c++17", "-default-device", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "-w")
+DIGEST = 32  # bytes of SHA-256 before a cubin that is kept
 MISSING = (
     "NVRTC is not installed: pip install nvidia-cuda-nvrtc-cu12 (or nvidia-cuda-nvrtc, for CUDA 13), install the CUDA "
     "toolkit, or name the library in MSL_NVRTC"
@@ -95,7 +97,8 @@ def _text(program: ctypes.c_void_p, what: str) -> bytes:
 
 
 def compile_cubin(text: str, arch: str = "sm_80") -> bytes:
-    """Translated CUDA C++ to a cubin for `arch` (sm_80, sm_90, ...), kept on disk by hash.
+    """Translated CUDA C++ to a cubin for `arch` (sm_80, sm_90, ...), kept on disk by hash, after its own hash: what is
+    not whole is made anew, and what cannot be kept is not.
 
     Raises CompileError with NVRTC's words and the lines of the .metal file; ToolError where NVRTC is missing.
     """
@@ -107,8 +110,12 @@ def compile_cubin(text: str, arch: str = "sm_80") -> bytes:
         b"\0".join([repr(version()).encode(), *options, *(h[1] for h in headers), text.encode()])
     ).hexdigest()[:32]
     target = cache_dir() / f"c-{key}.cubin"
-    if target.exists():
-        return target.read_bytes()
+    try:
+        kept = target.read_bytes()
+    except OSError:
+        kept = b""
+    if kept and hashlib.sha256(kept[DIGEST:]).digest() == kept[:DIGEST]:
+        return kept[DIGEST:]
     program = ctypes.c_void_p()
     count = len(headers)
     contents = (ctypes.c_char_p * count)(*(h[1] for h in headers))
@@ -123,10 +130,11 @@ def compile_cubin(text: str, arch: str = "sm_80") -> bytes:
         cubin = _text(program, "CUBIN")
     finally:
         _call("nvrtcDestroyProgram", ctypes.byref(program))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
-        file.write(cubin)
-    os.replace(file.name, target)
+    with contextlib.suppress(OSError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+            file.write(hashlib.sha256(cubin).digest() + cubin)
+        os.replace(file.name, target)
     return cubin
 
 

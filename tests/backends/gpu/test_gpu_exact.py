@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minfer import cases
-from minfer.backends.gpu.backend import HALF_BOUND
+from minfer.backends.gpu.backend import GATED_BOUND, HALF_BOUND
 from minfer.backends.reference import ReferenceBackend
 from minfer.cases import Case, KvFill, MemoryTensors, Value, random_rows
 from minfer.graph import ir
@@ -249,6 +249,18 @@ def test_a_rows_blocks_may_grow_and_shrink(type_: str, sizes: tuple[float, ...])
     assert kept.any()
     error = np.abs(got - x.astype(np.float64) @ kept.T)
     assert (error <= 2**-9 * np.sqrt((x.astype(np.float64) ** 2) @ (kept**2).T) + 2.0**-149).all()
+
+
+def test_gated_products_are_a_class_of_their_own() -> None:
+    worst = 0.0
+    for seed in range(3):
+        segments = tuple(Weight(f"w{i}{seed}", "Q4_K", (256, 64)) for i in range(2))
+        case = Case(f"gated{seed}", ir.Project(segments, None, "swiglu", ()), (Value((256, 128)),), "matmul")
+        gpu = gpu_cases.backend(case)
+        gpu.device.profile = dataclasses.replace(gpu.device.profile, extra=frozenset(["mma"]))
+        assert gpu.bound(case.graph(gpu.name).nodes[-1], case.kind, 0.0) == GATED_BOUND
+        worst = max(worst, cases.error(cases.run(case, gpu)[0], cases.run(case, ReferenceBackend())[0]))
+    assert worst <= GATED_BOUND
 
 
 #: Cores for which 130 tokens by 200 rows are so many tiles.

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
 
 #: Largest `cases.error` of a product whose inputs and weights are rounded to halves: 11 bits, so each is off by up to
-#: 1/2048 of itself; the largest of some thousand sums, a gated one among them, stays below sixteen times that. So it is
-#: in attention by tensor cores, where queries, weights and (to tf32, 11 bits as well) keys and values are rounded.
+#: 1/2048 of itself; the largest of some thousand sums stays below sixteen times that. So it is in attention by tensor
+#: cores, where queries, weights and (to tf32, 11 bits as well) keys and values are rounded.
 HALF_BOUND = 8e-3
+#: The same of a gated product, where the largest of two sums meet: few results are many times the root mean square.
+GATED_BOUND = 2 * HALF_BOUND
 
 
 @dataclass(slots=True)
@@ -79,7 +81,9 @@ class GpuBackend(Backend):
         if not isinstance(op, (ir.MatMul, ir.Project)):
             return f32
         kernel = choose.product(profile, node.n_elements // node.shape[0]).kernel
-        return HALF_BOUND if kernel == "gemm_mma" else f32
+        if kernel != "gemm_mma":
+            return f32
+        return GATED_BOUND if isinstance(op, ir.Project) and op.epilogue in ("swiglu", "geglu") else HALF_BOUND
 
     def facts(self) -> dict[str, str]:
         return self.device.facts()

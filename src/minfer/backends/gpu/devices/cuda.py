@@ -7,9 +7,11 @@ are the hazards of its launches. A wait is bounded; after a fault the device ref
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -126,8 +128,17 @@ class CudaRecording:
     def __init__(self, device: CudaDevice, steps: Sequence[Step]) -> None:
         self._device = device
         self._calls = device.calls(steps)
-        driver, call = device.driver, device.call
-        graph = call("cuGraphCreate", 0)
+        graph = device.call("cuGraphCreate", 0)
+        try:
+            self._exec = self._instantiate(graph, steps)
+        except DeviceMemoryError:
+            device.driver.cuGraphDestroy(graph)
+            raise
+        self._key = device.keep_graph(self._exec, graph)
+        device.call("cuGraphUpload", self._exec, device.stream)
+
+    def _instantiate(self, graph: Any, steps: Sequence[Step]) -> Any:
+        device, driver, call = self._device, self._device.driver, self._device.call
         nodes: list[Any] = []
         programmatic = driver.CUgraphEdgeData()
         programmatic.from_port = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
@@ -149,9 +160,7 @@ class CudaRecording:
             if chained:
                 call(add_edges, graph, [nodes[after[0]]], [node], [programmatic], 1)
             nodes.append(node)
-        self._exec = call("cuGraphInstantiate", graph, 0)
-        self._key = device.keep_graph(self._exec, graph)
-        call("cuGraphUpload", self._exec, device.stream)
+        return call("cuGraphInstantiate", graph, 0)
 
     def run(self) -> None:
         self._device.check()
@@ -199,7 +208,10 @@ class CudaDevice(Device):
         except ToolError as error:
             raise UnsupportedError(f"CUDA kernels are compiled by NVRTC: {error} ({INSTALL} brings it)") from error
         # The process's own context, which others may use too; it is kept, as making one takes long.
-        self._context = self.call("cuDevicePrimaryCtxRetain", self._ordinal)
+        try:
+            self._context = self.call("cuDevicePrimaryCtxRetain", self._ordinal)
+        except (DeviceError, DeviceMemoryError) as error:
+            raise UnsupportedError(f"the GPU cannot be used now: {error}; nvidia-smi says by whom it is") from error
         self._functions = _functions(int(self._ordinal))
         self.call("cuCtxSetCurrent", self._context)
         self.stream = self.call("cuStreamCreate", int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
@@ -227,8 +239,11 @@ class CudaDevice(Device):
     # --- the driver ----------------------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any) -> Any:
-        """A driver call's result. Raises `DeviceError`; an error that is not the caller's fault ends the device."""
+        """A driver call's result. Raises `DeviceMemoryError`, after which all goes on, and `DeviceError`: an error that
+        is not the caller's fault ends the device."""
         code, *out = getattr(self.driver, name)(*args)
+        if code == self.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise DeviceMemoryError(f"{self.gpu} has no memory left for {name}: end what else uses it, or ask for less")
         if code != self.driver.CUresult.CUDA_SUCCESS:
             self._dead = self._dead or f"{name}: {self._words(code)}{self._named()}"
             raise DeviceError(f"the GPU stopped: {self._dead}")
@@ -278,8 +293,10 @@ class CudaDevice(Device):
         return made
 
     def release(self, address: int) -> None:
-        """Give memory back. After a fault nothing is: the driver would wait for what does not end."""
+        """Give memory back, on any thread: the collector runs on all of them. After a fault nothing is: the driver
+        would wait for what does not end."""
         if address in self._memory and not self._dead:
+            self.driver.cuCtxSetCurrent(self._context)
             self._memory.remove(address)
             self.driver.cuMemFree(address)
 
@@ -291,6 +308,7 @@ class CudaDevice(Device):
     def release_graph(self, key: int) -> None:
         """Drop a graph; a run of it that is under way ends first."""
         if key in self._graphs and not self._dead:
+            self.driver.cuCtxSetCurrent(self._context)
             executable, graph = self._graphs.pop(key)
             self.driver.cuGraphExecDestroy(executable)
             self.driver.cuGraphDestroy(graph)
@@ -441,6 +459,7 @@ class CudaDevice(Device):
         """Give everything back; after a fault the process must end for that."""
         if self._closed or self._dead:
             return
+        self.call("cuCtxSetCurrent", self._context)
         self._finish()
         self._closed = True
         for key in list(self._graphs):
@@ -451,6 +470,11 @@ class CudaDevice(Device):
         self.driver.cuMemFreeHost(self._staging)
         self.driver.cuStreamDestroy(self.stream)
         self._dead = "it was closed"
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
+            with contextlib.suppress(DeviceError, DeviceMemoryError):
+                self.close()
 
 
 def _dotted(version: tuple[int, int]) -> str:
