@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,6 +97,33 @@ def test_a_prompt_in_batches_is_the_prompt(name: str, monkeypatch: pytest.Monkey
     assert engine.cache.built == 2, "full batches, and the rest"
     assert engine.cells.tokens == IDS
     assert np.abs(parts - whole).max() < 1e-5
+
+
+def test_one_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread is refused while a step runs; closing waits for its end."""
+    engine = open_engine(TINY / "qwen3.gguf", n_ctx=32)
+    engine.prefill([1, 2])
+    inside, go_on, order = threading.Event(), threading.Event(), []
+    program = engine.cache.get(engine.params(1)).programs[0]
+    original = program.run
+
+    def slow() -> None:
+        inside.set()
+        assert go_on.wait(60)
+        original()
+        order.append("step")
+
+    monkeypatch.setattr(program, "run", slow)
+    with ThreadPoolExecutor(2) as others:
+        step = others.submit(engine.prefill, [3])
+        assert inside.wait(60)
+        with pytest.raises(RequestError, match="runs a step on another thread"):
+            engine.prefill([4])
+        closing = others.submit(lambda: (engine.close(), order.append("closed")))
+        go_on.set()
+        step.exception()  # its result may be read before or after the end
+        closing.result()
+    assert order == ["step", "closed"]
 
 
 def test_an_overflow_is_refused_before_anything_runs() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,6 +147,28 @@ def test_a_new_request_ends_the_one_before(model: minfer.Model) -> None:
     model.generate("other", n_predict=2, sampling=GREEDY).read()
     assert list(first) == []
     assert first.text == begun
+
+
+def test_what_generates_on_another_thread_is_left_alone(model: minfer.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    original = model.engine.submit
+
+    def slow(*args: Any, **how: Any) -> Any:
+        inside.set()
+        assert go_on.wait(60)
+        return original(*args, **how)
+
+    monkeypatch.setattr(model.engine, "submit", slow)
+    first = model.generate("abc", n_predict=2, sampling=GREEDY)
+    with ThreadPoolExecutor(1) as other:
+        text = other.submit(first.read)
+        assert inside.wait(60)
+        for at_once in (model.close, first.close, first.read, lambda: model.generate("d")):
+            with pytest.raises(minfer.RequestError, match="the model generates on another thread"):
+                at_once()
+        go_on.set()
+        assert text.result() == first.text
+    assert model.generate("abc", n_predict=2, sampling=GREEDY).read() == first.text
 
 
 def test_a_session_keeps_its_messages_and_its_cache(model: minfer.Model) -> None:

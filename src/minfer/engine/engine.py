@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,6 +108,7 @@ class Engine:
         self.allocator = Allocator(self.backends)
         self.cache: GraphCache[Program] = GraphCache(arch.build, self.backends, self.allocator, self._compile)
         self._last: Compiled[Program] | None = None
+        self._running = threading.Lock()
         try:
             plan = self.plan(min(N_BATCH, n_ctx))
             for name, backend in self.backends.items():
@@ -306,17 +308,30 @@ class Engine:
         return found
 
     def close(self) -> None:
-        self._last = None
-        self.allocator.close()
-        for backend in self.backends.values():
-            backend.close()
-        self.file.close()
+        """Give everything back, after the step that another thread is at."""
+        with self._running:
+            self._last = None
+            self.allocator.close()
+            for backend in self.backends.values():
+                backend.close()
+            self.file.close()
 
     # --- a pass --------------------------------------------------------------------------------------------------
 
     def _run(
         self, params: GraphParams, tokens: Sequence[int], rows: Rows, before: Pass | None = None
     ) -> Compiled[Program]:
+        """Raises `RequestError` where another thread is at it: values and programs are one step's at a time."""
+        if not self._running.acquire(blocking=False):
+            raise RequestError(
+                "this model runs a step on another thread: wait for it there, or load one model for each thread"
+            )
+        try:
+            return self._step(params, tokens, rows, before)
+        finally:
+            self._running.release()
+
+    def _step(self, params: GraphParams, tokens: Sequence[int], rows: Rows, before: Pass | None) -> Compiled[Program]:
         compiled = self.cache.get(params)
         plan = compiled.plan
         n, m = params.n_tokens, params.n_outputs

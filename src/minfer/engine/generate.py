@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class Generation(Iterator[str]):
         self._pieces = self._run()
 
     def __next__(self) -> str:
+        self._require_this_thread()
         piece = next(self._pieces)
         self.text += piece
         return piece
@@ -94,8 +96,15 @@ class Generation(Iterator[str]):
 
     def close(self) -> None:
         """End here; what was generated stays in `text`."""
+        self._require_this_thread()
         self._pieces.close()
         self._end()
+
+    def _require_this_thread(self) -> None:
+        if inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
+            raise RequestError(
+                "the model generates on another thread: end that generation there, or load one model for each thread"
+            )
 
     @property
     def usage(self) -> Usage:
