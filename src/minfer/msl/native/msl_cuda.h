@@ -443,13 +443,6 @@ MSL_FN void mma_f16(metal::vec<float, 4> &d, metal::vec<uint, 4> a, metal::vec<u
         : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
 }
-MSL_FN metal::vec<float, 4> product_f16(metal::vec<uint, 4> a, metal::vec<uint, 2> b) {
-    metal::vec<float, 4> d;
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-        : "=f"(d.x), "=f"(d.y), "=f"(d.z), "=f"(d.w)
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "f"(0.0f));
-    return d;
-}
 MSL_FN uint minus_halves(uint a, uint b) {  // two halves in a word
     uint d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -476,9 +469,6 @@ MSL_FN void copy16(void *to, const void *from) {
 }
 MSL_FN void copy16(void *to, const void *from, uint n) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from), "r"(n) : "memory");
-}
-MSL_FN void copy4(void *to, const void *from, uint n) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from), "r"(n) : "memory");
 }
 MSL_FN void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <uint N> MSL_FN void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }

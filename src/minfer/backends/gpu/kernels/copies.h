@@ -7,19 +7,16 @@
 #ifdef MINFER_CUDA
 inline void copy16(threadgroup void * to, device const void * from) { msl_cuda::copy16(to, from); }
 inline void copy16(threadgroup void * to, device const void * from, uint n) { msl_cuda::copy16(to, from, n); }
-inline void copy4(threadgroup void * to, device const void * from, uint n) { msl_cuda::copy4(to, from, n); }
 inline void end_copies() { msl_cuda::end_copies(); }
 template <uint left> inline void wait_for_copies() { msl_cuda::wait_for_copies<left>(); }
 #else
-// 16 bytes (or 4), at places that are multiples of that; or their first n, and zeros for the rest. Of another place they are
-// not the bytes that are there, as they are not on a GPU.
-inline void copy_some(threadgroup void * to, device const void * from, uint n, uint of) {
-    device const uchar * begin = (device const uchar *)from - ((ulong)from & (of - 1));
-    for (uint i = 0; i < of; i++) ((threadgroup uchar *)to)[i] = i < n ? begin[i] : uchar(0);
+// 16 bytes, at places that are multiples of that; or their first n, and zeros for the rest. Of another place they are not the
+// bytes that are there, as they are not on a GPU.
+inline void copy16(threadgroup void * to, device const void * from, uint n) {
+    device const uchar * begin = (device const uchar *)from - ((ulong)from & 15);
+    for (uint i = 0; i < 16; i++) ((threadgroup uchar *)to)[i] = i < n ? begin[i] : uchar(0);
 }
-inline void copy16(threadgroup void * to, device const void * from) { copy_some(to, from, 16, 16); }
-inline void copy16(threadgroup void * to, device const void * from, uint n) { copy_some(to, from, n, 16); }
-inline void copy4(threadgroup void * to, device const void * from, uint n) { copy_some(to, from, n, 4); }
+inline void copy16(threadgroup void * to, device const void * from) { copy16(to, from, 16); }
 inline void end_copies() {}
 template <uint left> inline void wait_for_copies() {}
 #endif

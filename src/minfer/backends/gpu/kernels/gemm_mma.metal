@@ -51,7 +51,7 @@ kernel void gemm_inputs(constant project_args & a [[buffer(0)]], device const fl
         const uint token = 16 * group + pair % 8 + 8 * k;
         const float scale = power_below(max(max(meet[k][0], meet[k][1]), max(meet[k][2], meet[k][3])));
         if (tid == 0 && token < a.n_tokens) scales[token] = scale;
-        inverse[k] = token < a.n_tokens ? 1.0f / scale : 0.0f;
+        inverse[k] = token < a.n_tokens ? inverse_power(scale) : 0.0f;
     }
     for (uint i = tid; i < 8 * n_blocks; i += 128) {
         const uint t = i & 3, at = 16 * (i / 4) + 4 * t;

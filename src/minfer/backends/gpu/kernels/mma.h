@@ -13,7 +13,6 @@ inline float to_tf32(float x) {
 #ifdef MINFER_CUDA
 inline void mma_16x8x8(thread float4 & d, float4 a, float2 b, uint) { msl_cuda::mma_tf32(d, a, b); }
 inline void mma_16x8x16(thread float4 & d, uint4 a, uint2 b, uint) { msl_cuda::mma_f16(d, a, b); }
-inline float4 product_16x8x16(uint4 a, uint2 b, uint) { return msl_cuda::product_f16(a, b); }
 inline uint minus_halves(uint a, uint b) { return msl_cuda::minus_halves(a, b); }
 inline uint fma_halves(uint a, uint b, uint c) { return msl_cuda::fma_halves(a, b, c); }
 inline uint pack_halves(float low, float high) { return msl_cuda::pack_halves(low, high); }
@@ -42,11 +41,6 @@ inline void mma_16x8x16(thread float4 & d, uint4 a, uint2 b, uint lane) {
         const float2 q = float2(as_type<half2>(simd_shuffle(k < 4 ? b.x : b.y, right)));
         for (ushort i = 0; i < 2; i++) d = fma(float4(low[i], low[i], high[i], high[i]), float4(p[i], q[i], p[i], q[i]), d);
     }
-}
-inline float4 product_16x8x16(uint4 a, uint2 b, uint lane) {  // from zero
-    float4 d = float4(0.0f);
-    mma_16x8x16(d, a, b, lane);
-    return d;
 }
 inline uint minus_halves(uint a, uint b) { return as_type<uint>(as_type<half2>(a) - as_type<half2>(b)); }
 inline uint fma_halves(uint a, uint b, uint c) {

@@ -102,7 +102,7 @@ def mma_tile(profile: Profile, n_tokens: int, rows: int, nbytes: Callable[[int, 
     two tiles for each core and a core has room for two threadgroups of them. The largest tile whose parts are enough
     for each core is taken, else the smallest; one of more than twice the tokens is left out, as is one that does not
     fit. `nbytes` is the threadgroup memory that a part of a tile takes."""
-    most, parts = profile.max_threadgroup_bytes, 1
+    most = profile.max_threadgroup_bytes
     for tile in MMA_TILES:
         tiles = -(-n_tokens // tile[0]) * -(-rows // tile[1])
         parts = 2 if tiles < 2 * profile.cores and 4 * nbytes(*tile) <= most else 1
